@@ -14,15 +14,15 @@ PARALLEL = -n $(JOBS) --dist loadfile
 PARALLEL_PROCESSES = -n $(shell expr $(JOBS) + 1) --dist loadfile
 # Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
 XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
-LOCAL := not conformance and not clients and not engines and not reference and not install
+LOCAL := not conformance and not clients and not engines and not reference and not install and not images
 SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
 CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer \
-	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer
+	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer serve_engines_peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install format references clean
+.PHONY: help install serve test test-reference check bench bench-quick simulate conformance conformance-subset test-disagg test-planner test-clients test-docs test-engines test-kubernetes test-install images test-images format references clean
 
 help: ## Show this list.
 	@echo "Verbs (each installs what it needs into $(VENV) first):"
@@ -51,7 +51,7 @@ check: $(VENV)/.check ## Formatting, lint, types and the import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some ninety minutes, and redraw tables and chart; ARGS: --only NAMES.
+bench: $(VENV)/.reference ## Measure the claims of the docs against their peers, in some hours, and redraw tables and chart; ARGS: --only NAMES.
 	$(BIN)/python -m benchmarks.suite $(ARGS)
 	$(BIN)/python -m tools.figures
 
@@ -86,7 +86,7 @@ test-clients: $(VENV)/.test ## Run real clients, each in an environment below .c
 test-docs: $(VENV)/.test ## Run every command of README.md, docs/ and examples/ in a copy without an environment, including installations.
 	DOCUMENTATION_FRESH=1 $(BIN)/python -m pytest tests/integration/test_documentation.py $(ARGS)
 
-test-engines: $(VENV)/.test ## Serve a tiny model with vLLM, in a separate environment below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
+test-engines: $(VENV)/.test ## Serve a tiny model with vLLM and parse SGLang's arguments, in environments below .cache (5 GB; DYNAMO_ENGINES_HOME sets another place).
 	$(BIN)/python tools/engines_env.py
 	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
@@ -98,6 +98,12 @@ test-kubernetes: $(VENV)/.test ## Run the Kubernetes tests on the kube-apiserver
 		echo "error: KUBEBUILDER_ASSETS: must name a folder with kube-apiserver and etcd; CONTRIBUTING.md says how to get them"; exit 1; }
 	$(PYTEST) tests/integration/kubernetes $(ARGS)
 	$(PYTEST) tests/contract/test_discovery.py -k kubernetes
+
+images: $(VENV)/.serve ## Build the container images with Docker, Podman or Buildah; ARGS: --name NAME, --registry, --push, --debian-base.
+	$(BIN)/python -m tools.images $(ARGS)
+
+test-images: $(VENV)/.test ## Build the service images from Debian packages with Buildah, as root, start each, and answer a chat (10 minutes).
+	$(PYTEST) -m images tests/integration/deploy/test_images.py $(ARGS)
 
 format: $(VENV)/.check ## Rewrite the files as `make check` requires, and the generated pages.
 	$(BIN)/ruff format .

@@ -6,7 +6,9 @@ The picker routes chats of about 600 tokens over two mockers, on one core. Each 
 it: headers and body, then the destination and the body. The reference is a server of the same library on the same core that
 answers the same messages without reading them; the difference is what the picker adds. Servers take turns; the best window of
 each is reported, because other programs of the machine only add to it. Latency is measured by the client, from the headers to
-the last part of the answer. Ends with status 1 if the picker's rate is below the load or its 99th percentile above 5 ms.
+the last part of the answer. Both servers record the pauses of their event loops (`benchmarks.pauses`), to compare with what
+the client measures. On a machine that other programs use, `chrt --fifo 10 python -m benchmarks.epp_picks` keeps them from it.
+Ends with status 1 if the picker's rate is below the load or its 99th percentile above 5 ms.
 """
 
 import asyncio
@@ -23,10 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 
 from benchmarks.grpc_load import LoadClient
+from benchmarks.pauses import pauses_of, summary
 from benchmarks.ports import free_port
 from benchmarks.report import print_line, table, write_result
 from dynamo.core.config import exit_on_config_error, load, option
@@ -61,6 +63,19 @@ class Window:
     p99_ms: float
     cpu_us: float
     refused: int
+    pauses: dict[str, Any]
+    """Pauses of the server's event loop (`benchmarks.pauses.summary`)."""
+    client_late_p99_ms: float
+    """Delay of the client: the time by which it started requests late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Running server: its port, process, and the file of its loop's pauses."""
+
+    port: int
+    pid: int
+    pauses: Path
 
 
 def messages(number: int) -> tuple[bytes, bytes]:
@@ -75,20 +90,22 @@ def messages(number: int) -> tuple[bytes, bytes]:
     return headers.SerializeToString(), body.SerializeToString()
 
 
-async def window(port: int, pid: int, rate: int, seconds: float) -> Window:
+async def window(server: Server, rate: int, seconds: float) -> Window:
     """Send picks at a rate and measure them."""
     client = LoadClient(f"/{SERVICE}/Process", [messages(number) for number in range(PROMPTS)], ANSWERS)
-    before, began = cpu_s(pid), time.perf_counter()
-    load = await client.run(port, rate, seconds)
+    before, at, began = cpu_s(server.pid), time.time(), time.perf_counter()
+    load = await client.run(server.port, rate, seconds)
     elapsed = time.perf_counter() - began
-    latencies = sorted(load.latencies_s) or [math.inf]
+    latencies, late = sorted(load.latencies_s) or [math.inf], sorted(load.late_s) or [math.inf]
     count = len(latencies)
     return Window(
         count / elapsed,
         latencies[count // 2] * 1e3,
         latencies[int(count * 0.99)] * 1e3,
-        (cpu_s(pid) - before) / count * 1e6,
+        (cpu_s(server.pid) - before) / count * 1e6,
         load.refused,
+        summary(pauses_of(server.pauses, at, time.time())),
+        late[int(len(late) * 0.99)] * 1e3,
     )
 
 
@@ -98,39 +115,21 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def echo(port: int) -> None:
-    """Serve the reference: two answers to the second message of each stream."""
-    answer = CLASSES["ProcessingResponse"]()
-    answer.request_headers.response.header_mutation.set_headers.add().header.raw_value = b"x" * 100
-    data = answer.SerializeToString()
-
-    async def process(_: Any, context: Any) -> None:
-        while await context.read() is not grpc.aio.EOF:
-            await context.read()
-            await context.write(data)
-            await context.write(data)
-
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    methods = {"Process": grpc.stream_stream_rpc_method_handler(process)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    await server.wait_for_termination()
-
-
 @contextmanager
-def servers(core: int) -> Iterator[dict[str, tuple[int, int]]]:
-    """Start the picker with two workers, and the reference; return their ports and process ids."""
+def servers(core: int) -> Iterator[dict[str, Server]]:
+    """Start the picker with two workers, and the reference."""
     ports = [free_port() for _ in range(4)]
     python = sys.executable
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "DYN_FILE_KV": f"{folder}/kv", "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_LOG": "warn"}
+        paths = Path(folder) / "picker", Path(folder) / "echo"
+        program = [python, "-m", "benchmarks.epp_servers"]
         picker = ["--host", "127.0.0.1", "--grpc-port", str(ports[0]), "--grpc-health-port", str(ports[1])]
         commands = [
             [python, "-m", "dynamo.mocker", "--model-name", "m", "--speedup-ratio", "0"],
             [python, "-m", "dynamo.mocker", "--model-name", "m", "--speedup-ratio", "0"],
-            [python, "-m", "dynamo.epp", *picker, "--metrics-port", str(ports[2]), "--no-secure-serving"],
-            [python, "-m", "benchmarks.epp_picks", "--rate", "0", "--core", str(ports[3])],
+            [*program, "picker", str(paths[0]), *picker, "--metrics-port", str(ports[2]), "--no-secure-serving"],
+            [*program, "echo", str(paths[1]), str(ports[3])],
         ]
         made = [subprocess.Popen(command, env=variables) for command in commands]
         try:
@@ -142,7 +141,7 @@ def servers(core: int) -> Iterator[dict[str, tuple[int, int]]]:
             for process in made[2:]:
                 for task in os.listdir(f"/proc/{process.pid}/task"):
                     os.sched_setaffinity(int(task), {core})
-            yield {PICKER: (ports[0], made[2].pid), ECHO: (ports[3], made[3].pid)}
+            yield {PICKER: Server(ports[0], made[2].pid, paths[0]), ECHO: Server(ports[3], made[3].pid, paths[1])}
         finally:
             for process in made:
                 process.terminate()
@@ -160,14 +159,11 @@ def is_ready(port: int) -> bool:
 def main() -> int:
     """Measure both servers in turns and print the best windows."""
     options = load(EppBench, sys.argv[1:], prog="python -m benchmarks.epp_picks")
-    if options.rate == 0:  # The process of the reference.
-        asyncio.run(echo(options.core))
-        return 0
     found: dict[str, list[Window]] = {PICKER: [], ECHO: []}
     with servers(options.core) as running:
         for _ in range(options.reps):
-            for name, (port, pid) in running.items():
-                found[name].append(asyncio.run(window(port, pid, options.rate, options.seconds)))
+            for name, server in running.items():
+                found[name].append(asyncio.run(window(server, options.rate, options.seconds)))
     best = {name: min(windows, key=lambda one: one.p99_ms) for name, windows in found.items()}
     rows = [
         [n, f"{w.rate:.0f}", f"{w.p50_ms:.2f}", f"{w.p99_ms:.2f}", f"{w.cpu_us:.0f}", str(w.refused)]
@@ -175,7 +171,12 @@ def main() -> int:
     ]
     print_line(table(["server", "picks/s", "p50 ms", "p99 ms", "CPU us/pick", "refused"], rows))
     if options.save:
-        result = {"rate": options.rate, **{name: [asdict(one) for one in windows] for name, windows in found.items()}}
+        policy = "realtime" if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR) else "ordinary"
+        result = {
+            "rate": options.rate,
+            "scheduling": policy,
+            **{name: [asdict(one) for one in windows] for name, windows in found.items()},
+        }
         print_line(write_result("epp_picks", result, is_whole=True))
     picker = best[PICKER]
     return int(picker.rate < 0.98 * options.rate or picker.p99_ms > P99_MS_MAX)

@@ -8,20 +8,23 @@ loop (`floods_frontend`) separates delays that this frontend computes from those
 use no processor time of the frontend. The limit of 50 ms applies to the 99th percentile of the tokens.
 """
 
-import contextlib
 import os
 import re
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from benchmarks.corpus import bench_model, read_prompts
-from benchmarks.floods_attacks import Attack, attacks
+from benchmarks.floods_attacks import Attack, large_requests
+from benchmarks.floods_bombs import bombs
+from benchmarks.floods_connections import ConnectionAttacks, connection_attacks
+from benchmarks.floods_endpoints import endpoint_attacks
 from benchmarks.floods_frontend import STACKS_VARIABLE, VARIABLE, LoopLag, read_lags
-from benchmarks.loadgen import Load, build_requests, quantiles, read_head
+from benchmarks.floods_send import Shot
+from benchmarks.loadgen import Load, build_requests, quantiles
 from benchmarks.long_context import INTERVAL_MS, METRONOME, SHORT_PROMPT_TOKENS, Stream, delays_s
 from benchmarks.metronome import read_beats
 from benchmarks.report import guarded, number, print_line, table, write_result
@@ -32,20 +35,19 @@ from dynamo.core.errors import ConfigError
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "floods_frontend.py")
 LIMIT_MS = 50.0
 CONTEXT_LENGTH = 1 << 21  # Requests are refused for their size, not for the model's context length.
-TIMEOUT_S = 90.0
-RECEIVE_BYTES = 1 << 16
-ANSWER_BYTES_SHOWN = 2000
 ROUNDS_MIN = 2
 STREAM_TOKENS = 1_000_000
 SETTLE_S = 0.3  # Pause after an attack, so that its end is attributed to it.
-STATUS_NONE = 0
+
+
+AnyAttack = Attack | ConnectionAttacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloodsConfig:
     """Delay of other clients' tokens by the largest possible requests."""
 
-    quick: bool = option(False, "--quick", None, "One second per attack, and no results file")
+    quick: bool = option(False, "--quick", None, "Each attack once, and no results file")
     attacks: str = option("", "--attacks", None, "Regular expression that selects attacks by name")
     stacks: str = option("", "--stacks", None, "File to append the frontend's stacks to, at each delay above 30 ms")
     router_mode: str = option("kv", "--router-mode", None, "Router mode of the frontend: round-robin or kv")
@@ -56,11 +58,11 @@ class FloodsConfig:
 
     @property
     def phase_s(self) -> float:
-        return 1.0 if self.quick else 4.0
+        return 0.1 if self.quick else 2.0
 
-    def selected(self) -> list[Attack]:
+    def selected(self) -> list[AnyAttack]:
         """Return the attacks to run. Raises `ConfigError` without any."""
-        found = [one for one in attacks() if re.search(self.attacks, one.name)]
+        found = [one for one in all_attacks() if re.search(self.attacks, one.name)]
         if not found:
             raise ConfigError(f"--attacks {self.attacks}: must match the name of an attack")
         return found
@@ -84,22 +86,20 @@ class FloodEffect:
         return self.tokens.get("p99", 0.0) <= LIMIT_MS
 
 
-def send(port: int, attack: Attack, body: bytes) -> tuple[int, str]:
-    """Send one request; return its status and the start of its answer. 0: the connection broke before an answer."""
-    head = (
-        f"POST {attack.path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode()
-    received = b""
-    with socket.create_connection((HOST, port), timeout=TIMEOUT_S) as sock:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(head)
-            sock.sendall(body)
-        with contextlib.suppress(ConnectionResetError):
-            while part := sock.recv(RECEIVE_BYTES):
-                received = (received + part)[:ANSWER_BYTES_SHOWN]
-    status = read_head(received)[0] if received else STATUS_NONE
-    return status, received.partition(b"\r\n\r\n")[2].decode(errors="replace")
+def all_attacks() -> Iterator[AnyAttack]:
+    """Yield every attack; those that read what others have left behind come last."""
+    yield from large_requests()
+    yield from bombs()
+    yield from connection_attacks()
+    yield from endpoint_attacks()
+
+
+def volley(port: int, shot: Shot, clients: int) -> tuple[int, str]:
+    """Make an attack with so many clients at the same time; return the result of the first."""
+    if clients == 1:
+        return shot(port)
+    with ThreadPoolExecutor(clients) as pool:
+        return next(iter(pool.map(shot, [port] * clients)))  # Leaving the pool waits for all.
 
 
 class Bench:
@@ -117,7 +117,7 @@ class Bench:
             recipe = Recipe(
                 name="floods", frontend=ours(), engine=ours(), program=METRONOME, frontend_program=PROGRAM,
                 engine_flags=["--interval-ms", f"{INTERVAL_MS:g}", "--beats", beats, "--context-length", str(CONTEXT_LENGTH)],
-                router_mode=self.config.router_mode, frontend_flags=["--enable-anthropic-api"],
+                router_mode=self.config.router_mode, frontend_flags=["--enable-anthropic-api", "--batch-dir", os.path.join(folder, "batches")],
                 variables=self._variables(lags),
             )  # fmt: skip
             with Stack(recipe, self.model) as stack:
@@ -149,13 +149,13 @@ class Bench:
         time.sleep(self.config.phase_s)
         return Window("none", since, time.perf_counter(), 200, "", [])
 
-    def _attack(self, stack: Stack, attack: Attack) -> "Window":
-        body = attack.body()
+    def _attack(self, stack: Stack, attack: AnyAttack) -> "Window":
+        shot = attack.prepare()
         took: list[float] = []
         since = time.perf_counter()
-        while len(took) < ROUNDS_MIN or time.perf_counter() < since + self.config.phase_s:
+        while len(took) < (1 if self.config.quick else ROUNDS_MIN) or time.perf_counter() < since + self.config.phase_s:
             began = time.perf_counter()
-            status, answer = send(stack.port, attack, body)
+            status, answer = volley(stack.port, shot, attack.clients)
             took.append(time.perf_counter() - began)
         time.sleep(SETTLE_S)
         return Window(attack.name, since, time.perf_counter(), status, answer, took)

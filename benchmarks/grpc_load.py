@@ -19,6 +19,8 @@ class Load:
     """What one client measured: seconds from the start of a stream to its last answer, and streams without it."""
 
     latencies_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    """Seconds by which each stream started after its time in the schedule."""
     refused: int = 0
 
 
@@ -54,6 +56,7 @@ class LoadClient(asyncio.Protocol):
             ahead = began + number / rate - time.perf_counter()
             if ahead > 0:
                 await asyncio.sleep(ahead)
+            self.load.late_s.append(time.perf_counter() - began - number / rate)
             self._waiting.append((time.perf_counter(), self._bodies[number % len(self._bodies)]))
             self._start()
         while self._open or self._waiting:

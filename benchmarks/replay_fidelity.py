@@ -139,7 +139,7 @@ def virtual(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict
     found = summary_of(outcome, rows_of(outcome.flights))
     return {
         "TTFT ms": found["mean_ttft_ms"],
-        "ITL ms": found["mean_itl_ms"],
+        "ITL ms": found["mean_tpot_ms"],
         "tok/s": found["output_throughput_tok_s"],
     }
 

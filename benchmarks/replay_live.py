@@ -25,8 +25,8 @@ from dynamo.replay.scenario import Scenario
 FIGURES = (
     "median_ttft_ms",
     "p90_ttft_ms",
-    "median_itl_ms",
-    "p90_itl_ms",
+    "median_tpot_ms",
+    "p90_tpot_ms",
     "median_e2e_latency_ms",
     "p90_e2e_latency_ms",
 )

@@ -1,6 +1,6 @@
 """Cost of a token in the response frames: our batched ones against upstream's framing, in one run.
 
-    python -m benchmarks.response_frames [--streams 64] [--tokens 512]
+    python -m benchmarks.response_frames [--streams 64] [--tokens 512] [--quick]
 
 Two processes, a worker and a caller, over loopback TCP. The worker writes one token to every stream in each step, as an
 engine does; the caller's receivers only count. Printed are CPU-microseconds per token of each process, for both
@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from benchmarks.report import write_result
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.request_plane import frame
 from dynamo.runtime.request_plane.base import Item, Reply, Request, Target
@@ -26,6 +27,8 @@ from dynamo.runtime.server import Dispatcher
 
 T = TypeVar("T")
 
+FRAMINGS = ((True, "batched"), (False, "upstream"))
+QUICK_TOKENS = 128
 PATH = "1/bench/backend/generate"
 
 
@@ -184,19 +187,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens, and no results file")
     options = parser.parse_args()
+    options.tokens = min(options.tokens, QUICK_TOKENS) if options.quick else options.tokens
     print(f"{options.streams} streams of {options.tokens} tokens; CPU-us per token, best of 3")
     best = {}
     for is_batched in (True, False):
         runs = [measure(is_batched, options.streams, options.tokens) for _ in range(3)]
         best[is_batched] = tuple(min(run[end] for run in runs) for end in (0, 1))
     print(f"{'framing':<12}{'worker':>10}{'caller':>10}")
-    for is_batched, name in ((True, "batched"), (False, "upstream")):
+    for is_batched, name in FRAMINGS:
         print(f"{name:<12}{best[is_batched][0]:>10.3f}{best[is_batched][1]:>10.3f}")
     ratios = [best[False][end] / best[True][end] for end in (0, 1)]
     print(f"{'ratio':<12}{ratios[0]:>9.1f}x{ratios[1]:>9.1f}x")
     write, read = run_loop(parts(options.streams))
     print(f"without sockets: reply.token and its frame {write:.3f} us, reading it {read:.3f} us a token")
+    found = {
+        "streams": options.streams,
+        "tokens": options.tokens,
+        "us_per_token": {name: dict(zip(("worker", "caller"), best[key], strict=True)) for key, name in FRAMINGS},
+        "ratio": dict(zip(("worker", "caller"), ratios, strict=True)),
+        "without_sockets_us": {"write": write, "read": read},
+    }
+    print(f"written to {write_result('response_frames', found, is_whole=not options.quick)}")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ status 1 if a lap exceeds it.
 """
 
 import gc
-import json
 import os
 import random
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.report import write_result
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.core.errors import Overloaded
 from dynamo.kv_router.config import RoutingConfig
@@ -24,7 +23,7 @@ from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.kv_events import KvEventData, NumberedKvEvent, Removed, Stored, StoredBlock, WorkerKvEvent
 
-RESULTS = Path(__file__).parent / "results" / "router_churn.json"
+WHOLE_REQUESTS = 1_000_000
 BLOCK_SIZE = 16
 WORKERS = 32
 UNDER_WAY = 256
@@ -38,8 +37,7 @@ GROWTH_MAX = 0.05
 class ChurnBench:
     """A router's memory under churn."""
 
-    requests: int = option(1_000_000, "--requests", None, "In all, in ten laps")
-    save: bool = option(False, "--save", None, "Write the results file")
+    requests: int = option(WHOLE_REQUESTS, "--requests", None, "In all, in ten laps; fewer write no results file")
 
 
 class Churn:
@@ -189,8 +187,8 @@ def main() -> int:
     seconds = time.perf_counter() - began
     growth = min(laps[-3:]) / laps[0] - 1  # The least of three: memory that an allocator happens to keep is no leak.
     print(f"{churn.requests / seconds:.0f} requests a second; memory {growth:+.1%} against the first lap's")
-    if config.save:
-        RESULTS.write_text(json.dumps({"requests": churn.requests, "laps_mb": laps, "growth": growth}, indent=1) + "\n")
+    found = {"requests": churn.requests, "requests_per_s": churn.requests / seconds, "laps_mb": laps, "growth": growth}
+    print(f"written to {write_result('router_churn', found, is_whole=config.requests >= WHOLE_REQUESTS)}")
     return int(growth > GROWTH_MAX)
 
 

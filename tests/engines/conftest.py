@@ -39,6 +39,10 @@ class EngineCluster(ProcessGroup):
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            # One thread for each engine, not bound to a core: several threads of several engines on few cores spend
+            # their time waiting for each other, and an engine then starts in minutes.
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_HOST_IP": "127.0.0.1",
             "PYTHONHASHSEED": "0",
             "DYN_DISCOVERY_BACKEND": "file",

@@ -1,8 +1,7 @@
 """The scripted SGLang of the unit tests against the real package: its signatures, its arguments, its events.
 
 SGLang's server does not start without a GPU. The importable parts of its package are imported, the others are read as
-source. `DYNAMO_SGLANG_HOME` names the environment: `pip install --no-deps sglang==0.5.23` and the imports of its
-arguments.
+source. `tools/engines_env.py` makes the environment.
 """
 
 import asyncio
@@ -18,10 +17,10 @@ import pytest
 from benchmarks.ports import free_port
 from tests.engines.tiny_model import ROOT
 from tests.unit.vllm.conftest import Host
+from tools.engines_env import sglang_python
 
 import dynamo.cpu
 from dynamo.backend.listeners import PassListener
-from dynamo.core.config import setting
 from dynamo.protocols.kv_events import Cleared, Removed, Stored
 from dynamo.protocols.load import ForwardPass, QueuedRequests, ScheduledRequests
 from dynamo.sglang.events import kv_listeners
@@ -175,10 +174,9 @@ def run_program(python: str, program: str, *argv: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    home = setting("DYNAMO_SGLANG_HOME", os.path.join(ROOT, ".cache", "engines", "sglang"), str)
-    found = os.path.join(home, "bin", "python")
+    found = sglang_python()
     if not os.path.exists(found):
-        pytest.skip("SGLang is not installed beside: DYNAMO_SGLANG_HOME names no environment")
+        pytest.skip("SGLang is not installed: run tools/engines_env.py")
     return found
 
 

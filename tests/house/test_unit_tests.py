@@ -6,6 +6,7 @@ import pytest
 from tests.house.source import MODULES, ROOT, SOURCE, relative
 
 COVERED_BY = {
+    "kv_router/prompt_lookup.py": "unit/kv_router/test_router.py",
     "api/responses/fitting.py": "unit/http/routes/test_responses.py",
     "_core/backend.py": "unit/common/backend/test_bindings.py",
     "api/batches/records.py": "unit/api/batches/test_runner.py",

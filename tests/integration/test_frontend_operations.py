@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,29 @@ def test_processes_sharing_a_port_are_all_in_one_scrape(tmp_path: Path) -> None:
         cluster.frontend.terminate()
         assert cluster.frontend.wait(DEADLINE_S) == 0
         wait_until(lambda: not any(is_there(pid) for pid in before), "a process was left behind")
+
+
+def test_limit_of_a_key_holds_across_processes_that_share_a_port(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "team"\nkey = "{KEY}"\nrequests_per_minute = 30\n')
+    with Cluster(tmp_path, "--http-workers", "2", "--api-keys-file", str(keys)) as cluster:
+        wait_until(lambda: listeners(cluster.port) == 2, "the processes do not listen")
+        headers = {"authorization": f"Bearer {KEY}"}
+        began_s = time.monotonic()
+        statuses = [  # Each over a connection of its own, which the kernel gives to either process.
+            httpx.get(f"http://127.0.0.1:{cluster.port}/v1/models", headers=headers, timeout=DEADLINE_S).status_code
+            for _ in range(90)
+        ]
+        refilled = int((time.monotonic() - began_s) / 2) + 1
+        assert set(statuses) == {200, 429}
+        assert 30 <= statuses.count(200) <= 30 + refilled
+        assert statuses[:30] == [200] * 30
+
+
+def listeners(port: int) -> int:
+    """Return the number of sockets that listen on a port."""
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines)
 
 
 def children(cluster: Cluster) -> list[int]:

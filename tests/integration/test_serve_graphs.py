@@ -1,7 +1,8 @@
-"""`dynamo serve` with engines of other packages and from a graph file; `dynamo status`, `logs`, `stop`; completion in bash."""
+"""`dynamo serve` with engines of other packages and from a graph file; `dynamo status`, `logs`, `stop`; shell completion."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,18 +179,83 @@ def test_frontend_that_is_stuck_fails_the_status_and_logs_name_each_process(mach
     }
 
 
-def test_bash_completes_commands_and_flags(machine: Machine) -> None:
-    script = machine.run("completion", "bash").stdout
+def test_two_graphs_of_one_name_are_told_apart_by_their_ports(machine: Machine) -> None:
+    machine.variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
+    for index in range(2):
+        machine.serve("--engine", "mocker", "--http-port", "0", "--name", "twin")
+        machine.until_ready(index)
+    code, (second, first) = machine.status()
+    assert (code, first["status"], second["status"]) == (0, "PASS", "PASS")
+    ports = [graph["url"].rpartition(":")[2] for graph in (second, first)]
 
-    def completed(*words: str) -> list[str]:
-        line = " ".join(f"'{word}'" for word in words)
-        shell = (
-            f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _dynamo; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    logs = machine.run("logs")
+    assert (logs.returncode, logs.stdout) == (0, "")
+    assert logs.stderr.splitlines() == [
+        f"twin (port {ports[0]}), the newest; also known: twin (port {ports[1]})",
+        "twin: the processes logged no warning; dynamo serve --verbose shows all messages",
+    ]
+    assert machine.run("completion", "graphs").stdout == "twin\n"
+    missing, ambiguous = machine.run("stop"), machine.run("stop", "twin")
+    assert (missing.returncode, ambiguous.returncode) == (2, 2)
+    assert f"NAME is missing: expected one of twin (port {ports[0]}), twin (port {ports[1]})" in missing.stderr
+    assert f"twin: 2 graphs run with this name; give the port instead: {', '.join(ports)}" in ambiguous.stderr
+
+    assert machine.run("stop", ports[0]).stdout == "twin: stopped\n"
+    assert machine.served[1].wait(DEADLINE_S) == 0
+    assert machine.served[0].poll() is None
+    _, (left,) = machine.status("twin")
+    assert (left["status"], left["processes"]) == ("PASS", first["processes"])
+    assert answer(left)
+
+
+@pytest.mark.parametrize("argv", [["recipe", "list"], ["completion", "zsh"]])
+def test_command_whose_reader_has_ended_prints_no_traceback(machine: Machine, argv: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "dynamo.cli", *argv]
+        done = subprocess.run(
+            command, check=False, stdout=writer, stderr=subprocess.PIPE, env=machine.variables, timeout=DEADLINE_S
         )
-        done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True, cwd=machine.folder)
-        return done.stdout.split()
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
-    assert completed("dynamo", "st") == ["status", "stop"]
-    assert completed("dynamo", "serve", "--prefill-w") == ["--prefill-workers"]
-    assert completed("dynamo", "deploy", "val") == ["validate"]
-    assert completed("dynamo", "deploy", "logs", "--comp") == ["--component"]
+
+WORDS = {
+    "dynamo st": {"status", "stop"},
+    "dynamo serve --prefill-w": {"--prefill-workers"},
+    "dynamo serve --engine v": {"vllm"},
+    "dynamo deploy val": {"validate"},
+    "dynamo deploy logs --comp": {"--component"},
+    "dynamo router check --mode k": {"kv"},
+}
+"""Words that follow the beginning of a command line."""
+DRIVERS = {
+    "bash": """
+        COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        source "$1"; _dynamo; printf '%s\\n' "${COMPREPLY[@]}"
+    """,
+    "zsh": """
+        compdef() { }; _files() { }; compadd() { print -l -- ${(M)found:#${words[-1]}*} }
+        source "$1"; words=(${=2}); CURRENT=$#words; _dynamo
+    """,
+    "fish": "source $argv[1]; complete -C $argv[2]",
+}
+"""Programs that print the completions of the script and the line that are their arguments."""
+
+
+@pytest.mark.parametrize("shell", DRIVERS)
+def test_shell_completes_commands_flags_and_values(machine: Machine, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = machine.folder / "script"
+    script.write_text(machine.run("completion", shell).stdout)
+    name = () if shell == "fish" else (shell,)
+    for line, expected in WORDS.items():
+        done = subprocess.run(
+            [shell, "-c", DRIVERS[shell], *name, str(script), line],
+            check=True, capture_output=True, text=True, cwd=machine.folder, timeout=DEADLINE_S,
+            env=machine.variables,
+        )  # fmt: skip
+        assert (done.stderr, set(done.stdout.split())) == ("", expected), line

@@ -44,7 +44,7 @@ def workers(server: Server) -> int:
     return sum(instance["endpoint"] == "generate" for instance in instances)
 
 
-async def load(url: str, until: asyncio.Event) -> list[int]:
+async def load(url: str, until: asyncio.Event, words: int = 120, max_tokens: int = 40) -> list[int]:
     """Keep 40 chats in progress until the event; return their statuses."""
     statuses: list[int] = []
 
@@ -52,10 +52,10 @@ async def load(url: str, until: asyncio.Event) -> list[int]:
         turn = 0
         while not until.is_set():
             turn += 1
-            words = f"{number} {turn} " + "word " * 120
+            text = f"{number} {turn} " + "word " * words
             answer = await client.post(
                 f"{url}/v1/chat/completions",
-                json={"model": "demo_model", "messages": [{"role": "user", "content": words}], "max_tokens": 40},
+                json={"model": "demo_model", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
             )
             statuses.append(answer.status_code)
 
@@ -103,6 +103,30 @@ def test_killed_worker_is_restarted_and_its_requests_migrate(server: Server) -> 
         return await loading
 
     assert set(asyncio.run(scenario())) == {200}
+
+
+def test_requests_in_the_routers_queue_add_a_worker(tmp_path: Path) -> None:
+    """The worker has room for 8,192 tokens and holds three prompts of 420 at most; the others wait in the router."""
+    settings = """{"optimization_target": "load", "load_adjustment_interval_seconds": 1,
+     "decode_scale_up_kv_rate": 80, "decode_scale_down_kv_rate": 1,
+     "prefill_scale_up_queue_tokens": 4000, "prefill_scale_down_queue_tokens": 100}"""
+    flags = ("--engine", "mocker", "--num-gpu-blocks-override", "512", "--block-size", "16", "--speedup-ratio", "0.2")
+    flags += ("--max-num-batched-tokens", "512")
+    server = Server(tmp_path, *flags, "--router-mode", "kv", "--planner", settings, "--max-workers", "2")
+    try:
+        server.ready()
+
+        async def scenario() -> list[int]:
+            enough = asyncio.Event()
+            loading = asyncio.create_task(load(server.url, enough, words=400, max_tokens=2))
+            await until_workers(server, 2)
+            enough.set()
+            return await loading
+
+        assert set(asyncio.run(scenario())) == {200}
+        server.until("Scaling from 1 to 2 workers: the load exceeds")
+    finally:
+        server.close()
 
 
 def pid_of_worker(server: Server) -> int:

@@ -15,7 +15,7 @@ from dynamo.cli.manifests import Manifest, in_order
 from dynamo.cli.object_status import SHORT_NAMES, ObjectReport, report_of, target_of
 from dynamo.core.errors import ConfigError
 from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
-from dynamo.k8s.kinds import CHECKPOINTS, EVENTS, GRAPH_REQUESTS, GRAPHS, PODS, ObjectKind
+from dynamo.k8s.kinds import CHECKPOINTS, EVENTS, GRAPH_REQUESTS, GRAPHS, PODS, SEGMENT, ObjectKind
 from dynamo.operator.reconcile.checkpoints import CHECKPOINT_ID
 from dynamo.operator.reconcile.requests.job import APP, PROFILER_APP, REQUEST_LABEL
 from dynamo.operator.validation.facts import part
@@ -25,15 +25,21 @@ MANAGER = "dynamo-deploy"
 STATUS_S = 2.0
 """Interval of `status --watch`."""
 SERVER_FIELDS = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
-CONFLICT = 409
+UNAUTHORIZED, CONFLICT = 401, 409
 
 
 @asynccontextmanager
 async def connected(namespace: str | None) -> AsyncIterator[tuple[KubeClient, str]]:
-    """Yield a client and the namespace to use."""
+    """Yield a client and the namespace to use. Raise `ConfigError` for a wrong namespace and for refused credentials."""
+    if namespace is not None and not SEGMENT.fullmatch(namespace):
+        raise ConfigError(f"--namespace {namespace!r}: must have lower-case letters, digits and dashes only")
     client = KubeClient()
     try:
         yield client, namespace or client.namespace or "default"
+    except KubeRefused as error:
+        if error.code != UNAUTHORIZED:
+            raise
+        raise ConfigError(f"KUBECONFIG: {client.address} refuses its credentials ({error})") from None
     finally:
         await client.close()
 
@@ -42,7 +48,8 @@ async def kind_of(client: KubeClient, one: Manifest) -> ObjectKind:
     """Return the kind of a manifest. Raise `ConfigError` if the server does not have it."""
     found = await client.discover(one.api_version, one.kind)
     if found is None:
-        raise ConfigError(f"{one.file}: {one.label}: {one.api_version} is not installed in the cluster")
+        hint = "; the chart dynamo-crds installs it" if one.is_ours else ""
+        raise ConfigError(f"{one.file}: {one.label}: {one.api_version} is not installed in the cluster{hint}")
     return found
 
 
@@ -87,7 +94,12 @@ async def diff(manifests: Sequence[Manifest], namespace: str | None) -> int:
             kind = await kind_of(client, one)
             where = namespace_of(one, kind, default)
             before = await client.get(kind, one.name, where)
-            after = await client.apply(kind, one.applied, where, manager=MANAGER, is_dry_run=True)
+            try:
+                after = await client.apply(kind, one.applied, where, manager=MANAGER, is_dry_run=True)
+            except KubeRefused as error:
+                changed = 1
+                sys.stderr.write(f"error: {one.file}: {one.label}: {error}\n")
+                continue
             lines = difference(before, after, one.label)
             changed |= bool(lines)
             sys.stdout.writelines(lines)
@@ -237,17 +249,18 @@ async def delete(manifests: Sequence[Manifest], namespace: str | None) -> int:
     async with connected(namespace) as (client, default):
         for one in reversed(in_order(manifests)):
             kind = await kind_of(client, one)
-            await client.delete(kind, one.name, namespace_of(one, kind, default))
-            print(f"{one.label} deleted")
+            was_there = await client.delete(kind, one.name, namespace_of(one, kind, default))
+            print(f"{one.label} {'deleted' if was_there else 'does not exist'}")
     return 0
 
 
-async def delete_graph(name: str, namespace: str | None) -> int:
-    """Delete a graph. Return 1 if it does not exist."""
+async def delete_object(target: str, namespace: str | None) -> int:
+    """Delete a graph by its name, or an object of `KIND/NAME`. Return 1 if it does not exist."""
+    kind, name = target_of(target)
+    wanted = kind or GRAPHS
     async with connected(namespace) as (client, where):
-        if await client.get(GRAPHS, name, where) is None:
-            sys.stderr.write(f"error: {name}: no DynamoGraphDeployment of this name in namespace {where}\n")
+        if not await client.delete(wanted, name, where):
+            sys.stderr.write(f"error: {name}: no {wanted.kind} of this name in namespace {where}\n")
             return 1
-        await client.delete(GRAPHS, name, where)
-        print(f"DynamoGraphDeployment/{name} deleted")
+        print(f"{wanted.kind}/{name} deleted")
     return 0

@@ -4,11 +4,13 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
 from dynamo.cli import cluster
 from dynamo.cli.manifests import Manifest, check_manifests, print_skipped, read_files, read_manifests, rendered
+from dynamo.cli.object_status import is_kind
 from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
@@ -27,7 +29,7 @@ dynamo deploy: graphs on Kubernetes, from manifests; KUBECONFIG or ~/.kube/confi
   dynamo deploy status [KIND/]NAME    a graph's components: ready replicas, phase, last event, why not ready; of a
                                       request, model or checkpoint: phase, conditions, next step
   dynamo deploy logs [KIND/]NAME      the last lines of a graph's containers, or of those of a job; --follow
-  dynamo deploy delete FILE...|NAME   delete the objects of the files, or the graph
+  dynamo deploy delete FILE...|NAME   delete the objects of the files, or the graph; KIND/NAME another object
 
   KIND is dgd, dgdr, dm or dckpt; without it, the first of these kinds that has an object of the name is taken.
   FILE may be a directory, or - for the standard input. Options follow the files. --help after a command lists them.
@@ -84,6 +86,7 @@ class RenderConfig:
             has_volcano=self.gang_scheduler == "volcano",
             has_virtual_services=True,
             has_inference_pools=True,
+            has_resource_claims=True,
         )
 
     @property
@@ -242,12 +245,20 @@ def logs(argv: Sequence[str]) -> int:
 
 
 def delete(argv: Sequence[str]) -> int:
-    """Run `dynamo deploy delete`: a single word without a suffix or a slash is the name of a graph."""
+    """Run `dynamo deploy delete`: a single word that is no file and has no suffix is `NAME` or `KIND/NAME`."""
     files, options = split_files(argv)
-    config = load(ClusterConfig, options, prog="dynamo deploy delete FILE...|NAME")
-    if len(files) == 1 and files[0] != "-" and not set(files[0]) & set("./"):
-        return asyncio.run(cluster.delete_graph(files[0], config.namespace))
+    config = load(ClusterConfig, options, prog="dynamo deploy delete FILE...|[KIND/]NAME")
+    if len(files) == 1 and is_target(files[0]):
+        return asyncio.run(cluster.delete_object(files[0], config.namespace))
     return asyncio.run(cluster.delete(read_manifests(files), config.namespace))
+
+
+def is_target(word: str) -> bool:
+    """Return whether a word names an object: `NAME`, or `KIND/NAME` with one of the kinds, where there is no such file."""
+    kind, has_kind, name = word.partition("/")
+    if word == "-" or "." in word or "/" in name:
+        return False
+    return not has_kind or (is_kind(kind) and not Path(word).exists())
 
 
 def named(name: str | None) -> str:

@@ -110,6 +110,8 @@ def _replace_process(arguments: Sequence[str]) -> int:
 
 def _with_server(command: FormerCommand) -> int:
     """Start a server for one conversation or one file, and end it afterwards."""
+    path = Path(command.source.removeprefix("batch:")) if command.source.startswith("batch:") else None
+    prompts = [] if path is None else read_prompts(path)
     name = f"dynamo-run-{os.getpid()}"
     arguments = ["-m", "dynamo.cli", "serve", "--name", name, "--http-port", "0", *command.serve]
     server = subprocess.Popen(  # noqa: S603 -- a list of arguments, no shell
@@ -120,8 +122,8 @@ def _with_server(command: FormerCommand) -> int:
     )
     try:
         url, model = _await_server(server, name)
-        if command.source.startswith("batch:"):
-            return _batch(url, model, Path(command.source.removeprefix("batch:")))
+        if path is not None:
+            return _batch(url, model, path, prompts)
         from dynamo.cli.chat import chat
 
         return chat(["--url", url])
@@ -147,15 +149,26 @@ def _await_server(server: "subprocess.Popen[bytes]", name: str) -> tuple[str, st
     raise StartupError(f"dynamo serve ended with status {server.poll()} before it was ready")
 
 
-def _batch(url: str, model: str, path: Path) -> int:
-    """Answer each line of a JSONL file, an object with `text`, into `output.jsonl` in its directory; return 1 for an error."""
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a JSONL file, an object with `text` in each line. Raise `ConfigError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"in=batch:{path}: {getattr(error, 'strerror', None) or error}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                prompts.append(str(json.loads(line)["text"]))
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(f"in=batch:{path}: line {number}: expected a JSON object with a field text") from None
+    return prompts
+
+
+def _batch(url: str, model: str, path: Path, texts: Sequence[str]) -> int:
+    """Answer each prompt into `output.jsonl` in the directory of its file; return 1 for an error."""
     from dynamo.ops.router_health import chat_once
 
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        texts = [str(line["text"]) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"in=batch:{path}: expected a file of JSON objects with a field text: {error}") from None
     failures = 0
     with open(path.parent / OUTPUT, "w", encoding="utf-8") as output:
         for text in texts:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
 from dynamo.ops.archive import tail_of
-from dynamo.ops.graphs import FoundGraph, find_graphs, is_alive, select, send_stop
+from dynamo.ops.graphs import FoundGraph, find_graphs, is_alive, label_of, select, send_stop
 from dynamo.ops.report import CheckStatus
 
 FOLLOW_S = 0.25
@@ -79,7 +79,7 @@ def logs(argv: Sequence[str]) -> int:
     """Run `dynamo logs`."""
     config = load(MachineLogsConfig, argv, prog="dynamo logs")
     graphs = find_graphs()
-    graph = graphs[0] if config.graph is None and graphs else select(graphs, config.graph)
+    graph = newest(graphs) if config.graph is None and graphs else select(graphs, config.graph)
     paths = {path.stem: path for path in sorted(graph.logs.glob("*.log")) if not path.is_symlink()}
     if config.process is not None:
         if config.process not in paths:
@@ -95,9 +95,22 @@ def logs(argv: Sequence[str]) -> int:
             offsets[name] = path.stat().st_size
             for line in tail_of(str(path), TAIL_BYTES).decode(errors="replace").splitlines()[-config.tail :]:
                 print_line(name, line, is_json=config.json)
+    if not any(offsets.values()):
+        which = config.process or "the processes"
+        sys.stderr.write(f"{graph.record.name}: {which} logged no warning; dynamo serve --verbose shows all messages\n")
     if config.follow:
         follow(graph, paths, offsets, is_json=config.json)
     return 0
+
+
+def newest(graphs: Sequence[FoundGraph]) -> FoundGraph:
+    """Return the newest graph that runs, or the newest that ended; name it if there are several."""
+    running = [one for one in graphs if one.is_running]
+    chosen, *others = running or graphs
+    if others:
+        names = ", ".join(map(label_of, others))
+        sys.stderr.write(f"{label_of(chosen)}, the newest; also known: {names}\n")
+    return chosen
 
 
 def follow(graph: FoundGraph, paths: dict[str, Path], offsets: dict[str, int], *, is_json: bool) -> None:

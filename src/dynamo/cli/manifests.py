@@ -166,8 +166,8 @@ def check_manifests(manifests: Iterable[Manifest], facts: AdmissionFacts) -> tup
     warnings: list[str] = []
     checked = 0
     for one in manifests:
-        if not one.kind or not one.api_version:
-            problems.append(f"{one.file}: {one.label}: apiVersion and kind are required")
+        if not all(one.value.get(name) and isinstance(one.value[name], str) for name in ("apiVersion", "kind")):
+            problems.append(f"{one.file}: {one.label}: apiVersion and kind are required, each a string")
         elif one.is_ours:
             checked += 1
             found = review(one.value, facts=facts)

@@ -34,11 +34,21 @@ def target_of(text: str) -> tuple[ObjectKind | None, str]:
     word, has_kind, name = text.partition("/")
     if not has_kind:
         return None, text
-    for short, kind in SHORT_NAMES.items():
-        if word.lower() in (short, kind.kind.lower(), kind.plural):
-            return kind, name
+    kind = _kind_of(word)
+    if kind is not None:
+        return kind, name
     kinds = ", ".join(f"{short} ({kind.kind})" for short, kind in SHORT_NAMES.items())
     raise ConfigError(f"{text}: {word!r} must be one of {kinds}")
+
+
+def is_kind(word: str) -> bool:
+    """Return whether a word is the short or the full name of a kind, or its plural."""
+    return _kind_of(word) is not None
+
+
+def _kind_of(word: str) -> ObjectKind | None:
+    names = SHORT_NAMES.items()
+    return next((one for short, one in names if word.lower() in (short, one.kind.lower(), one.plural)), None)
 
 
 def report_of(kind: ObjectKind, value: KubeObject, events: Sequence[KubeObject]) -> ObjectReport:

@@ -192,7 +192,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str]) -> Options:
     engine = (
         external_engine(config, arguments, getattr(namespace, "namespace", None))
         if is_external
-        else _own(types[0], _with_model(argv, config), variables)
+        else _unpublished(_own(types[0], _with_model(argv, config), variables))
     )
     frontend = _own(FrontendConfig, _with_migrations(argv, config, variables), variables)
     if _has_no_policy(argv, variables, frontend):
@@ -343,6 +343,19 @@ def _own(config_type: type[Any], argv: Sequence[str], variables: Mapping[str, st
     """Return the configuration of one class from a command line whose flags are all known to one of the classes."""
     namespace, _ = build_parser(config_type, variables=variables, prog="dynamo serve").parse_known_args(list(argv))
     return from_namespace(config_type, namespace)
+
+
+def _unpublished(engine: Any) -> Any:
+    """Return an engine's configuration without router settings: those of the command line are the frontend's.
+
+    A mocker would publish them on its card, in place of the frontend's own policy and queue.
+    """
+    from dynamo.mocker.config import AdvertisedOptions
+
+    if not isinstance(engine, AdvertisedOptions):
+        return engine
+    defaults: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(AdvertisedOptions)}
+    return dataclasses.replace(engine, **defaults)
 
 
 def _with_model(argv: Sequence[str], config: ServeConfig) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from dynamo.cli.cluster import text_table
 from dynamo.cli.manifests import Manifest, check_manifests, read_manifests
-from dynamo.cli.route import table
 from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
@@ -131,7 +131,7 @@ def list_recipes(argv: Sequence[str]) -> int:
              "yes" if one.perf_yaml else "no", one.path)
             for one, gpus in found
         ]  # fmt: skip
-        print(table(HEAD, rows))
+        print(text_table([HEAD, *rows]))
     return 0
 
 

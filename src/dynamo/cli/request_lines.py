@@ -33,7 +33,6 @@ def heading() -> str:
 
 def line(view: RequestView) -> str:
     """Return one request as a line."""
-    cached = f"({view.cached_tokens})" if view.cached_tokens else ""
     worker = view.workers[0] if view.workers else "-"
     return _joined(
         (
@@ -44,11 +43,19 @@ def line(view: RequestView) -> str:
             duration(view.total_ms),
             duration(view.ttft_ms),
             duration(view.itl_ms),
-            f"{view.prompt_tokens}{cached}>{view.output_tokens}",
+            tokens(view),
             worker,
             view.cause or "-",
         )
     )
+
+
+def tokens(view: RequestView) -> str:
+    """Return the tokens as `prompt(cached)>output`; `-` for a request that ended before it was tokenized."""
+    if view.prompt_tokens == view.output_tokens == 0:
+        return "-"
+    cached = f"({view.cached_tokens})" if view.cached_tokens else ""
+    return f"{view.prompt_tokens}{cached}>{view.output_tokens}"
 
 
 def explained(view: RequestView) -> str:
@@ -64,7 +71,7 @@ def detail(view: RequestView) -> str:
         ("state", f"{view.state} {view.error_type}".strip()),
         ("model", f"{view.model or '-'}  {view.endpoint}  {view.type}"),
         ("started", f"{clock(view.started_at)}, took {duration(view.total_ms)}"),
-        ("tokens", f"{view.prompt_tokens} prompt ({view.cached_tokens or 0} cached), {view.output_tokens} output"),
+        ("tokens", _token_counts(view)),
         ("latency", f"first token {duration(view.ttft_ms)}, between tokens {duration(view.itl_ms)}"),
         ("worker", where + (", ".join(view.workers) or "-")),
     ]
@@ -78,6 +85,12 @@ def detail(view: RequestView) -> str:
         worker = move.worker or "a worker"
         lines.append(f"after {duration(move.at_ms)} and {move.tokens} tokens {worker} failed: {move.error}")
     return "\n".join(lines)
+
+
+def _token_counts(view: RequestView) -> str:
+    if tokens(view) == "-":
+        return "-"
+    return f"{view.prompt_tokens} prompt ({view.cached_tokens or 0} cached), {view.output_tokens} output"
 
 
 def waterfall(stages: Sequence[Stage], total_ms: float) -> list[str]:

@@ -1,7 +1,6 @@
-"""Memory: return of freed memory to the operating system, and garbage collection of servers."""
+"""Memory: return of freed memory to the operating system, and use of a process."""
 
 import ctypes
-import gc
 import mmap
 import sys
 from collections.abc import Callable
@@ -42,10 +41,3 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
-
-
-def configure_garbage_collection() -> None:
-    """Exempt the objects made at start-up from garbage collection, and run it less often than every 700 objects."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)

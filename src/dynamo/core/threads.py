@@ -1,7 +1,8 @@
-"""Threads: blocking work that may hang, in a daemon thread that does not delay the exit of the process."""
+"""Threads: work that may hang, in a daemon thread that does not delay the exit; work that many requests have, in a few threads."""
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -38,3 +39,16 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
     for it at exit. If the caller is cancelled, the thread continues and its result is dropped.
     """
     return await asyncio.get_running_loop().run_in_executor(_DaemonThreads(name), work)
+
+
+async def in_few_threads(work: Callable[[], T], name: str, threads: int) -> T:
+    """Return the result of `work`, run in one of so many threads of that name, which all callers share.
+
+    For computations that hold the interpreter lock: each more that runs at the same time delays the event loop's thread.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_threads(name, threads), work)
+
+
+@functools.cache
+def _threads(name: str, threads: int) -> concurrent.futures.Executor:
+    return concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -29,6 +29,16 @@ class TokenBucket:
         self._left = min(self._left, size)
         self._size, self._rate = size, rate_per_s
 
+    @property
+    def state(self) -> tuple[float, float]:
+        """Return what is left and when it was counted; the time 0 stands for never."""
+        return self._left, self._at_s or 0.0
+
+    def restore(self, state: tuple[float, float]) -> None:
+        """Continue from a state, perhaps of another process; one that was never counted is full."""
+        left, at_s = state
+        self._left, self._at_s = (min(left, self._size), at_s) if at_s else (self._size, None)
+
     def _fill(self, now: float) -> None:
         if self._at_s is not None:
             self._left = min(self._size, self._left + max(0.0, now - self._at_s) * self._rate)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynamo.core.errors import ConfigError
-from dynamo.core.memory import configure_garbage_collection
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
 from dynamo.epp.addresses import InstanceAddresses, PodAddresses
@@ -25,8 +24,8 @@ from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.run_service import run_service
 from dynamo.runtime.system import SystemServer
-from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.models import Models
+from dynamo.serving.metrics import FrontendMetrics, LoopDelay
+from dynamo.serving.models import DISCOVERY_WAIT_S, Models
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +66,9 @@ async def serve(options: EppOptions) -> AsyncIterator[None]:
             system = SystemServer(health, registry, {})
             await system.listen(options.host, options.metrics_port)
             stack.push_async_callback(system.close)
+        delay = LoopDelay(registry, "dynamo_epp")
+        stack.callback(delay.close)
+        delay.start()
         health.conditions.append(lambda: picker.is_ready)
         await server.start_health(options.host, options.grpc_health_port)
         await server.start(options.host, options.grpc_port, tls)
@@ -78,7 +80,6 @@ async def serve(options: EppOptions) -> AsyncIterator[None]:
             "endpoint picker ready: %s, ext_proc %s:%d, health %s:%d",
             options.mode, options.host, server.port, options.host, server.health_port,
         )  # fmt: skip
-        configure_garbage_collection()
         yield
         server.drain()
         await asyncio.sleep(options.propagation_s)
@@ -116,6 +117,7 @@ async def models_of(options: EppOptions, runtime: DistributedRuntime) -> AsyncIt
                 ),
             )
         models.start()
+        await models.wait_synced(DISCOVERY_WAIT_S)
         yield picker
 
 

@@ -128,6 +128,9 @@ class RequestPhases:
                 self.request.headers.append((name, value))
                 if name == b"content-length" and value.isdigit():
                     self._check_size(int(value))
+                elif name == b"content-encoding" and value.lower() != b"identity":
+                    encoding = value.decode("latin-1")
+                    raise HttpError(415, f"content-encoding {encoding}: workers do not decompress request bodies")
         if message.request_headers.end_of_stream:
             return self._complete("request_headers")
         if self._request_mode not in (None, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED):

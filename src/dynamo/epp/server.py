@@ -52,6 +52,9 @@ class EppMetrics:
         self.picks = registry.counter(
             "dynamo_epp_picks_total", "Requests by result: picked, or the label of the error", ("result",)
         )
+        self.open_requests = registry.gauge(
+            "dynamo_epp_open_requests", "Requests whose worker is chosen, until the gateway ends their streams"
+        )
         self.pick_seconds = registry.histogram(
             "dynamo_epp_pick_duration_seconds", "Time from a complete request to its destination"
         )
@@ -77,7 +80,8 @@ class ExtProcServer:
         self._body_bytes_max = body_bytes_max
         self._body_deadline_s = body_deadline_s
         self._now = clock or (lambda: asyncio.get_running_loop().time())
-        self._inflight = 0
+        self._inflight = self._open = 0
+        metrics.open_requests.labels().follow(lambda: self._open)
         self._is_draining = False
         self._servers: list[GrpcServer] = []
         self.port = self.health_port = 0
@@ -130,6 +134,7 @@ class ExtProcServer:
                 responses, event = phases.receive(message)
                 if event is PickEvent.PICK:
                     choice = await self._pick(phases)
+                    self._open += 1
                     responses = phases.picked(choice.destination, choice.headers)
                 elif choice is not None and event is not None:
                     self._progress(choice, phases, event)
@@ -137,6 +142,7 @@ class ExtProcServer:
                     await call.write(response.SerializeToString())
         finally:
             if choice is not None:
+                self._open -= 1
                 choice.on_end()
 
     async def _read(self, call: GrpcCall, phases: RequestPhases) -> Any:

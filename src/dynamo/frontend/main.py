@@ -18,8 +18,8 @@ from dynamo.core.codec import json_encode
 from dynamo.core.config import dump, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
+from dynamo.core.interpreter import configure_interpreter
 from dynamo.core.listening import bind
-from dynamo.core.memory import configure_garbage_collection
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FrontendConfig, api_keys, read
@@ -40,7 +40,7 @@ from dynamo.runtime.push_router import RouterMode
 from dynamo.runtime.request_plane.tcp.common import advertised
 from dynamo.serving.metrics import FrontendMetrics, LoopDelay
 from dynamo.serving.migration import MigrationPolicy
-from dynamo.serving.models import Models
+from dynamo.serving.models import DISCOVERY_WAIT_S, Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
 from dynamo.text.request_template import RequestTemplate
@@ -50,11 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.001  # A thread that prepares a long prompt yields to the loop after this time, not after 5 ms.
 PREFIX = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
 """Valid start of a metric's name."""
 FRONTEND_FD_LIMIT_TARGET = 8192  # The default of most systems, 1024, is less than the connections of a busy frontend.
-DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 
 
 def main() -> int:
@@ -94,6 +92,16 @@ def main() -> int:
         raise
 
 
+def keys_of(config: FrontendConfig, shared_folder: str) -> Keys | None:
+    """Return the API keys; processes that share a port share their limits. Raises `ConfigError`."""
+    given, usage = api_keys(config), None
+    if shared_folder and config.api_keys_file is not None:  # Other keys have no limits.
+        from dynamo.http.server.shared_usage import SharedUsage
+
+        usage = SharedUsage(shared_folder, setting(INDEX_VARIABLE, 0, int))
+    return Keys.of(given.keys, config.api_keys_file, given.admin_keys, usage)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpPlan:
     """Validated settings of the HTTP service, read before anything is started."""
@@ -105,8 +113,7 @@ class HttpPlan:
     @classmethod
     def of(cls, config: FrontendConfig, shared_folder: str = "") -> "HttpPlan":
         """Return the plan of a configuration. Raises `ConfigError`."""
-        given = api_keys(config)
-        keys = None if config.interactive else Keys.of(given.keys, config.api_keys_file, given.admin_keys)
+        keys = None if config.interactive else keys_of(config, shared_folder)
         template = None if config.request_template is None else RequestTemplate.read(config.request_template)
         if not PREFIX.fullmatch(config.metrics_prefix or "dynamo"):
             raise ConfigError(
@@ -160,8 +167,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     await service.start(listener, plan.tls)
     if kserve is not None:
         await kserve.start()
-    configure_garbage_collection()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    configure_interpreter()
     host, port = listener.getsockname()[:2]
     await publish_metrics_address(config, runtime, host, port, is_tls=plan.tls is not None)
     if config.mode == "kv":

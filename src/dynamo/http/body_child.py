@@ -13,10 +13,19 @@ from dynamo.protocols.anthropic import decode_message_count, decode_messages
 from dynamo.protocols.embeddings import decode_classify, decode_embedding, decode_pooling, decode_rerank
 from dynamo.protocols.native import decode_sglang, decode_vllm
 from dynamo.protocols.openai import decode_chat, decode_completion
-from dynamo.protocols.openai_ranges import OBJECTS_MAX, TEXT_VARIABLE, TOKENS_VARIABLE, request_bounds
+from dynamo.protocols.openai_ranges import OBJECTS_MAX, TEXT_VARIABLE, TOKEN_IDS_MAX, TOKENS_VARIABLE, request_bounds
 from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
-from dynamo.protocols.strict import INVALID
+from dynamo.protocols.strict import INVALID, UNREADABLE, fail_to_read
 from dynamo.text.multimodal.media import media_of
+from dynamo.text.multimodal.source import environment_limits
+
+
+def _object(body: bytes) -> None:
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except UNREADABLE as error:
+        fail_to_read(error, "")
+
 
 DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "chat": lambda body: media_of(decode_chat(body, ignore_unsupported=True).messages),
@@ -30,12 +39,17 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "classify": lambda body: decode_classify(body, ignore_unknown=True),
     "pooling": lambda body: decode_pooling(body, ignore_unknown=True),
     "rerank": lambda body: decode_rerank(body, ignore_unknown=True),
+    "event": _object,
+    "media": _object,
     "vllm": decode_vllm,
     "sglang": decode_sglang,
 }
 """Decoders by kind of body. They accept unknown fields; the serving process decides whether to reject those."""
 
 
+FEW_KEYS = 1000
+KEYS_MAX = TOKEN_IDS_MAX
+"""Keys of all objects with more than `FEW_KEYS`, such as `logit_bias`: each takes longer to decode than a list item."""
 MEDIA_KEYS = ("data", "file_data", "prompt_embeds")
 """Fields whose strings are base64."""
 
@@ -50,7 +64,8 @@ def check(job: tuple[str, bytes]) -> None:
 def check_values(value: Any) -> None:
     """Raise `InvalidArgument` if the body has too many values or too much text, which bounds decoding time."""
     objects, values, chars = 0, 0, 0
-    bounds = request_bounds()
+    keys = 0
+    bounds, media_chars_max = request_bounds(), environment_limits().data_url_bytes_max
     values_max = bounds.prompt_tokens + OBJECTS_MAX
     waiting: list[Any] = [value]
     while waiting:
@@ -58,10 +73,12 @@ def check_values(value: Any) -> None:
         objects += 1
         values += len(one)
         if isinstance(one, dict):
-            chars += sum(map(len, one)) + sum(_text_chars(inner, key) for key, inner in one.items())
+            if len(one) > FEW_KEYS:
+                keys += len(one)
+            chars += sum(map(len, one)) + sum(_text_chars(inner, key, media_chars_max) for key, inner in one.items())
             inners: Iterable[Any] = one.values()
         else:
-            chars += sum(map(_text_chars, one))
+            chars += sum(_text_chars(inner, "", media_chars_max) for inner in one)
             inners = one
         waiting += [inner for inner in inners if isinstance(inner, dict | list)]
         if chars > bounds.text_chars:
@@ -70,15 +87,22 @@ def check_values(value: Any) -> None:
             )
         if objects + len(waiting) > OBJECTS_MAX:
             raise InvalidArgument(f"{INVALID}the body has more than {OBJECTS_MAX} objects and lists")
+        if keys > KEYS_MAX:
+            raise InvalidArgument(f"{INVALID}the body has more than {KEYS_MAX} keys in large objects")
         if values > values_max:
             raise InvalidArgument(f"{INVALID}the body has more than {values_max} values ({TOKENS_VARIABLE})")
 
 
-def _text_chars(value: Any, key: str = "") -> int:
-    """Return the characters of a string; 0 for media, which have limits of their own, and for other values."""
-    if not isinstance(value, str) or key in MEDIA_KEYS or value[:5].lower() == "data:":
+def _text_chars(value: Any, key: str, media_chars_max: int) -> int:
+    """Return the characters of a string; 0 for other values, and for media, which have a limit of their own."""
+    if not isinstance(value, str):
         return 0
-    return len(value)
+    if key not in MEDIA_KEYS and value[:5].lower() != "data:":
+        return len(value)
+    if len(value) > media_chars_max:
+        shown = f"{len(value)} bytes: expected at most {media_chars_max} (DYN_MM_MAX_DATA_URL_MB)"
+        raise InvalidArgument(f"{INVALID}{key or 'media'}: {shown}")
+    return 0
 
 
 def _items(request: Any) -> None:

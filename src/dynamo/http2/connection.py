@@ -258,10 +258,10 @@ class Http2Connection:
         if stream.window > frames.WINDOW_MAX:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"stream {stream.number}: window of {stream.window} bytes")
         if stream.unsent:
-            was_congested = stream.is_congested
+            was_congested, user = stream.is_congested, stream.user
             stream.flush()
-            if was_congested and not stream.is_congested and stream.user is not None:
-                stream.user.drained()
+            if was_congested and not stream.is_congested and user is not None:
+                user.drained()
 
     def _ignored(self, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame that needs no answer."""

@@ -135,6 +135,7 @@ class Http2Stream:
     def _close(self) -> None:
         self._is_over = True
         self._ending = None
+        self.user = None  # Stream and user refer to each other: without this, only the garbage collector frees them.
         self.unsent.clear()
         self._owner.closed(self)
 
@@ -162,7 +163,8 @@ class Http2Stream:
 
     def lost(self) -> None:
         """End the stream without a frame: the peer reset it, or the connection is lost."""
+        user = self.user
         if not self._is_over:
             self._close()
-        if self.user is not None:
-            self.user.reset_received()
+        if user is not None:
+            user.reset_received()

@@ -31,7 +31,7 @@ class KubeRefused(DynamoException):
     """The API server refused a request."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(f"{code} {reason}: {message}")
+        super().__init__(f"{f'{code} {reason}'.rstrip()}: {message}")
         self.code = code
         self.reason = reason
 
@@ -165,13 +165,15 @@ class KubeClient:
         """Change an object by a patch of the given content type."""
         return await self._request("PATCH", kind.path(namespace, name, subresource), value, content_type=content_type)
 
-    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None:
-        """Delete an object; do nothing if it does not exist."""
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> bool:
+        """Delete an object; return False if it does not exist."""
         try:
             await self._request("DELETE", kind.path(namespace, name))
         except KubeRefused as error:
             if error.code != 404:
                 raise
+            return False
+        return True
 
     async def watch(
         self, kind: ObjectKind, revision: str, namespace: str | None = None, labels: str = "", fields: str = ""
@@ -287,7 +289,8 @@ class KubeClient:
         return value
 
     def _unavailable(self, error: Exception) -> KubeUnavailable:
-        return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {error}")
+        what = str(error) or f"no response within {REQUEST_S:g} s"
+        return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {what}")
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

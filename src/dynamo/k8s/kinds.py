@@ -73,6 +73,7 @@ QUEUES_OF_KAI = ObjectKind("scheduling.run.ai/v2", "Queue", "queues", is_namespa
 POD_GROUPS = ObjectKind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups")
 VIRTUAL_SERVICES = ObjectKind("networking.istio.io/v1beta1", "VirtualService", "virtualservices")
 INFERENCE_POOLS = ObjectKind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
+CLAIM_TEMPLATES = ObjectKind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 GRAPHS = ObjectKind(V1BETA1, "DynamoGraphDeployment", "dynamographdeployments")
 COMPONENTS = ObjectKind(V1BETA1, "DynamoComponentDeployment", "dynamocomponentdeployments")
 GRAPH_REQUESTS = ObjectKind(V1BETA1, "DynamoGraphDeploymentRequest", "dynamographdeploymentrequests")
@@ -84,7 +85,7 @@ WORKER_METADATA = ObjectKind(V1ALPHA1, "DynamoWorkerMetadata", "dynamoworkermeta
 KINDS = (
     PODS, SERVICES, SERVICE_ACCOUNTS, CONFIG_MAPS, SECRETS, VOLUME_CLAIMS, EVENTS, NODES, DEPLOYMENTS, DAEMON_SETS, JOBS, ROLES,
     ROLE_BINDINGS, INGRESSES, LEASES, ENDPOINT_SLICES, RESOURCE_DEFINITIONS, LEADER_WORKER_SETS, POD_CLIQUE_SETS,
-    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
+    POD_CLIQUES, POD_CLIQUE_SCALING_GROUPS, TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES, QUEUES_OF_KAI, POD_GROUPS, VIRTUAL_SERVICES, INFERENCE_POOLS, CLAIM_TEMPLATES, GRAPHS, COMPONENTS, GRAPH_REQUESTS, SCALING_ADAPTERS, MODELS, CHECKPOINTS,
     WORKER_METADATA,
 )  # fmt: skip
 BY_NAME = {(one.api_version, one.kind): one for one in KINDS}

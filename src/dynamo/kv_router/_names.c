@@ -3,7 +3,8 @@
  * A hash table from 64-bit keys to objects, cut in 256 pieces so that none stands still for long when it grows. Each
  * piece is open addressing with linear probing; deletion shifts back what follows, so nothing is left behind. The table
  * owns a reference to each object for each key. It takes no part in garbage collection: what it refers to never refers
- * to it.
+ * to it. Nor do its runs and their lists of keys, from `claim` on: a collection would visit each key of each young run,
+ * 20 ms for 20,000 objects. They are freed by their reference counts; `RunTree` breaks the cycles between them.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -137,6 +138,10 @@ static PyObject *names_get(Names *self, PyObject *number) {
     return Py_NewRef(run == NULL ? Py_None : run);
 }
 
+static inline void exempt(PyObject *object) {
+    if (PyObject_IS_GC(object)) PyObject_GC_UnTrack(object);
+}
+
 static PyObject *names_claim(Names *self, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != 2 || !PyList_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "claim takes a list of keys and a run");
@@ -154,6 +159,8 @@ static PyObject *names_claim(Names *self, PyObject *const *args, Py_ssize_t narg
         PyErr_Restore(kind, value, trace);
         return NULL;
     }
+    exempt(args[0]);
+    exempt(args[1]);
     Py_RETURN_TRUE;
 }
 

@@ -5,6 +5,7 @@ with a common prefix share its blocks while both run, so blocks are counted in a
 released when its request ends; `expire` ends requests whose end was never reported.
 """
 
+from array import array
 from dataclasses import dataclass
 
 from dynamo.kv_router.prefill_decay import PrefillDecay
@@ -38,10 +39,10 @@ class ActiveLoad:
 
     def __init__(self, *, shares_blocks: bool = True, expiry_s: float = EXPIRY_S) -> None:
         """`shares_blocks`: count the common prefix of concurrent requests once (`--router-assume-kv-reuse`)."""
-        self.prefill_tokens: list[int] = []
-        self.blocks: list[float] = []
-        self.requests: list[int] = []
-        self.contexts: list[int] = []
+        self.prefill_tokens = array("q")
+        self.blocks = array("d")
+        self.requests = array("q")
+        self.contexts = array("q")
         """Blocks that the requests read in a decode step: a shared block once for each of them."""
         self._shares = shares_blocks
         self._expiry_s = expiry_s
@@ -104,9 +105,9 @@ class ActiveLoad:
         if self.decay is not None and prefill_s is not None and prefill_tokens:
             self.decay.add(slot, request_id, prefill_tokens, prefill_s, now)
 
-    def prefill_tokens_at(self, now: float) -> list[float]:
+    def prefill_tokens_at(self, now: float) -> "array[float]":
         """Return a copy of the prompt tokens still to be computed, by slot, reduced by estimated progress."""
-        found: list[float] = [*self.prefill_tokens]
+        found = array("d", self.prefill_tokens)
         if self.decay is not None:
             self.decay.subtract(found, now)
         return found

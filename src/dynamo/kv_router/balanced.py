@@ -20,12 +20,12 @@ long one. A cache counts as full at `MAX_CACHE_FILL` of its blocks; the rest abs
 steps that workers report (`Pace.observe`); initial values are those of a mid-sized model on one accelerator.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynamo.kv_router.config import CostWeights
-from dynamo.kv_router.cost import Prompt, RankLoads
-from dynamo.kv_router.movement import Movement, MoveTimes
+from dynamo.kv_router.cost import Prompt, RankLoads, positive
+from dynamo.kv_router.movement import Movement
 from dynamo.kv_router.regression import Regression
 
 SMOOTHING = 0.02
@@ -96,6 +96,10 @@ class Pace:
     def step(self, requests: float, tokens: float) -> float:
         """Return the duration of one decode step in seconds."""
         return self.step_s + self.step_request_s * requests + self.step_token_s * tokens
+
+    def output_of(self, expected_tokens: int | None) -> float:
+        """Return the length of an answer, in tokens, given the expectation of its client, if any."""
+        return self.output_tokens if expected_tokens is None else float(max(1, expected_tokens))
 
     @property
     def recompute_weight(self) -> float:
@@ -172,47 +176,58 @@ def balanced_costs(
     expected_output_tokens: int | None,
     capacity: Sequence[float],
     slowness: Sequence[float] | None = None,
-    far: Collection[int] = (),
+    far: Sequence[float] | None = None,
 ) -> list[float]:
     """Return the seconds that the request adds on each of the slots, in their order.
 
-    `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers; `far`: slots out of
-    the transfer domain of the worker that computed the prompt.
+    `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers; `far`: 1 for slots out of
+    the transfer domain of the worker that computed the prompt, else 0.
     """
-    output = pace.output_tokens if expected_output_tokens is None else float(max(1, expected_output_tokens))
-    found, recompute_weight, movement = [], pace.recompute_weight, pace.movement
-    prefill_s, request_s, token_s = pace.prefill_token_s, pace.step_request_s, pace.step_token_s * block_size
-    queue_s = prefill_s * QUEUE_DELAY_WEIGHT
-    contexts, active = load.contexts or load.blocks, prompt.active if weights.assume_kv_reuse else {}
-    added = request_s + pace.step_token_s * (prompt.tokens + output / 2)
-    others, growing = output / 2 * added, pace.output_tokens / 2 / block_size
-    below = prompt.host or prompt.disk or prompt.shared_beyond
-    for slot in slots:
-        tokens = prompt.tokens - block_size * prompt.device.get(slot, 0)
-        requests = load.requests[slot]
-        step = pace.step_s + request_s * requests + token_s * contexts[slot]
-        cost = output * (step + added) + requests * others
-        if weights.track_prefill_tokens:
-            if below:
-                saved, copy_s = _below(slot, prompt, weights, movement.tiers, block_size)
-                tokens -= saved
-                cost += COPY_WEIGHT * copy_s
-            own = prefill_s * tokens if tokens > 0 else 0.0
-            cost += own * (recompute_weight + requests * DECODING) + queue_s * load.prefill_tokens[slot]
-        else:  # Another worker computes the prompt.
-            tokens = max(0, tokens)
-            transfers = movement.far if slot in far else movement.near
-            cost += TRANSFER_WEIGHT * transfers.seconds(tokens, prompt.tokens - tokens)
-        held = load.blocks[slot] + requests * growing
-        missing = held + prompt.blocks - active.get(slot, 0) - MAX_CACHE_FILL * capacity[slot]
-        if missing > 0 and held > 0:  # All held blocks are freed within the duration of one answer.
-            cost += EVICTION_DELAY_WEIGHT * missing / held * pace.output_tokens * step
-        found.append(cost if slowness is None else cost * slowness[slot])
-    return found
+    output = pace.output_of(expected_output_tokens)
+    found = [added_s(slot, load, prompt, weights, pace, block_size, output, capacity, far) for slot in slots]
+    return found if slowness is None else [cost * slowness[slot] for slot, cost in zip(slots, found, strict=True)]
 
 
-def _below(slot: int, prompt: Prompt, weights: CostWeights, tiers: MoveTimes, block_size: int) -> tuple[float, float]:
-    """Return the tokens that caches below the device save a slot, and the seconds to copy those of its own tiers."""
-    host, disk = block_size * prompt.host.get(slot, 0), block_size * prompt.disk.get(slot, 0)
-    shared = block_size * weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
-    return host + disk + shared, tiers.seconds(host, disk) if host or disk else 0.0
+def added_s(
+    slot: int,
+    load: RankLoads,
+    prompt: Prompt,
+    weights: CostWeights,
+    pace: Pace,
+    block_size: int,
+    output: float,
+    capacity: Sequence[float],
+    far: Sequence[float] | None = None,
+) -> float:
+    """Return the seconds that the request adds on a rank of ordinary speed; `output`: expected tokens of its answer.
+
+    The formula accepts arrays as well, as `cost.terms` does.
+    """
+    tokens = prompt.tokens - 1.0 * block_size * prompt.device.get(slot, 0)
+    requests = load.requests[slot]
+    step = pace.step(requests, block_size * (load.contexts if len(load.contexts) else load.blocks)[slot])
+    added = pace.step_request_s + pace.step_token_s * (prompt.tokens + output / 2)
+    cost = output * (step + added) + requests * (output / 2 * added)
+    if weights.track_prefill_tokens:
+        if prompt.host or prompt.disk or prompt.shared_beyond:
+            host, disk = block_size * prompt.host.get(slot, 0), block_size * prompt.disk.get(slot, 0)
+            cost += COPY_WEIGHT * pace.movement.tiers.seconds(host, disk) * (host + disk > 0)
+            tokens -= host + disk + block_size * weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
+        own = pace.prefill_token_s * positive(tokens)
+        cost += own * (pace.recompute_weight + requests * DECODING)
+        cost += pace.prefill_token_s * QUEUE_DELAY_WEIGHT * load.prefill_tokens[slot]
+    else:  # Another worker computes the prompt.
+        cost += TRANSFER_WEIGHT * _transfer_s(
+            positive(tokens), prompt.tokens, pace.movement, 0 if far is None else far[slot]
+        )
+    held = load.blocks[slot] + requests * (pace.output_tokens / 2 / block_size)
+    shared = prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0
+    missing = positive(held + float(prompt.blocks) - shared - MAX_CACHE_FILL * capacity[slot]) * (held > 0)
+    # All held blocks are freed within the duration of one answer.
+    return cost + EVICTION_DELAY_WEIGHT * missing / (held + (held == 0)) * pace.output_tokens * step
+
+
+def _transfer_s(missing: float, tokens: int, movement: Movement, far: float) -> float:
+    """Return the seconds to transfer a prompt of which the rank lacks `missing` tokens; `far`: 1 out of the domain, else 0."""
+    near_s = movement.near.seconds(missing, tokens - missing)
+    return near_s + far * (movement.far.seconds(missing, tokens - missing) - near_s)

@@ -5,8 +5,9 @@
     decode    = active blocks + the prompt's blocks that are new to the rank
     cost      = prefill load scale·adjusted + decode + request weight·active requests        the lowest wins
 
-Most ranks hold no block of a prompt, so their costs differ by load alone and take one addition; only ranks with an overlap
-are evaluated one by one.
+`terms` is the definition. It is written so that it accepts arrays as well: with `slice(None)` as the slot and arrays by slot as
+load and prompt it returns the terms of all ranks at once (`rank_arrays`, for many ranks). For few ranks `costs` is faster: most of
+them hold no block of a prompt, so their costs differ by load alone and take one addition.
 """
 
 import math
@@ -33,7 +34,7 @@ class RankLoads:
 
 @dataclass(slots=True)
 class Prompt:
-    """The request's prompt and its overlaps: blocks from the start, by slot; slots without overlap are omitted."""
+    """The request's prompt and its overlaps: blocks from the start, by slot; a slot without an entry has none."""
 
     tokens: int
     blocks: int
@@ -46,6 +47,12 @@ class Prompt:
     """Blocks in a shared cache beyond all of these."""
     active: Mapping[int, int]
     """Blocks that active requests already occupy."""
+
+    def deepest(self, slots: Sequence[int] | None = None) -> int:
+        """Return the most blocks on the device of one of the slots, by default of all."""
+        if slots is None:
+            return max(self.device.values(), default=0)
+        return max([self.device.get(slot, 0) for slot in slots], default=0) if self.device else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,11 @@ class Terms:
     """Blocks occupied once the request runs."""
     requests: float
     cost: float
+
+
+def positive(value: float) -> float:
+    """Return the value, or 0 if it is negative; of an array, elementwise."""
+    return max(0.0, value) if isinstance(value, float | int) else value.clip(0.0)
 
 
 def terms(
@@ -80,9 +92,9 @@ def terms(
         decode -= prompt.active.get(slot, 0)
     requests = weights.decode_active_request_weight * load.requests[slot]
     if not weights.track_prefill_tokens:  # Decode worker: cached blocks need not be transferred to it.
-        return Terms(0.0, saved, decode, requests, max(0.0, decode - saved) + requests)
+        return Terms(0.0, saved, decode, requests, positive(decode - saved) + requests)
     prefill = (load.prefill_tokens[slot] + prompt.tokens) / block_size
-    adjusted = max(0.0, prefill - saved)
+    adjusted = positive(prefill - saved)
     return Terms(prefill, saved, decode, requests, weights.prefill_load_scale * adjusted + decode + requests)
 
 
@@ -130,10 +142,10 @@ def _saved(prompt: Prompt, weights: CostWeights) -> dict[int, float]:
     return saved
 
 
-def with_taints(cost: float, taints: frozenset[str], preferred: Mapping[str, float]) -> float:
-    """Return the cost scaled by preferred taints: times e^-tanh(sum of weights), from 1/e to e."""
+def taint_factor(taints: frozenset[str], preferred: Mapping[str, float]) -> float:
+    """Return the factor of a worker's cost for preferred taints: e^-tanh(sum of weights), from 1/e to e."""
     wanted = sum(weight for taint, weight in preferred.items() if taint in taints)
-    return cost * math.exp(-math.tanh(wanted))
+    return math.exp(-math.tanh(wanted))
 
 
 def choose(found: Sequence[float], temperature: float, rng: random.Random) -> int:

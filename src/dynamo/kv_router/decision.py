@@ -1,6 +1,6 @@
 """Routing request, routing decision, and the state on which the decision was based."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,11 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     batch_tokens: int | None = None
     """Maximum prompt tokens per batch."""
     taints: frozenset[str] = frozenset()
+
+
+def ranks_of(facts: WorkerFacts) -> list[Rank]:
+    """Return the ranks of a worker."""
+    return [(facts.worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
 
 
 @dataclass(slots=True)
@@ -107,13 +112,17 @@ class Snapshot:
 
     at: float
     route_request: RouteRequest
-    slots: list[int]
+    slots: Sequence[int]
     """The eligible ranks."""
-    ranks: dict[int, Rank]
+    ranks: Mapping[int, Rank]
     load: RankLoads
     prompt: Prompt
     weights: CostWeights
-    costs: list[float]
-    filtered: dict[int, str]
+    costs: Sequence[float]
+    filtered: Mapping[int, str]
     """Ineligible ranks, with the reason."""
     block_size: int
+
+    def deepest(self) -> int:
+        """Return the most blocks that an eligible rank has on its device."""
+        return self.prompt.deepest(self.slots if self.filtered else None)

@@ -49,7 +49,7 @@ def explained(decision: Decision, policy: str) -> Explanation:
     """Return the explanation of a decision."""
     seen = decision.snapshot
     least = min((seen.load.prefill_tokens[slot] for slot in seen.slots), default=0.0)
-    cost_of = dict(zip(seen.slots, seen.costs, strict=True))
+    cost_of = {int(slot): float(cost) for slot, cost in zip(seen.slots, seen.costs, strict=True)}
     candidates = []
     for slot, (worker_id, dp_rank) in seen.ranks.items():
         found = terms(slot, seen.load, seen.prompt, seen.weights, seen.block_size, least)

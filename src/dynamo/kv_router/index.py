@@ -66,6 +66,8 @@ class KvIndex:
         self._free: list[int] = []
         self._live = 0
         """Slots of ranks that have not left, as bits."""
+        self.joined = 0
+        """Number of ranks that were given a slot so far: the slots are the same while it is the same."""
         self._gone: list[IndexedRank] = []
         self._tree = RunTree(CommonNames() if names is None else names, self._slots)
         self.counts = self._tree.counts
@@ -85,6 +87,10 @@ class KvIndex:
     def ranks(self) -> list[tuple[int, int]]:
         """Return worker id and rank of all ranks that hold or held a block."""
         return list(self._ranks)
+
+    def slots(self) -> dict[tuple[int, int], int]:
+        """Return the slot of each rank."""
+        return {name: rank.slot for name, rank in self._ranks.items()}
 
     def rank_at(self, slot: int) -> tuple[int, int]:
         """Return the rank of a slot."""
@@ -190,7 +196,7 @@ class KvIndex:
         path: list[tuple[int, int, Run]] = []
         going, at, size = self._live, 0, len(blocks)
         run = self._tree.roots.get(blocks[:WIDTH])
-        touch = self._tree.used.move_to_end
+        touch = self._tree.used.touch
         while run is not None:
             own = run.blocks
             count = len(run.keys) if blocks.startswith(own, at) else common(own, blocks, at)
@@ -223,6 +229,12 @@ class KvIndex:
             for slot in slots_of(ranks):
                 found[self.rank_at(slot)] = depth
         return found
+
+    def holders_below(self, overlap: Overlap) -> set[int]:
+        """Return the slots that hold a block of the prompt in a slower tier."""
+        if not self.lower:
+            return set()
+        return {slot for _, _, run in overlap.path if run.lower for _, slot in run.lower if self._live >> slot & 1}
 
     def beyond(self, overlap: Overlap, slot: int, depth: int, tier: int) -> int:
         """Return the number of consecutive blocks that a rank holds in a slower tier, from block `depth` on."""
@@ -312,4 +324,5 @@ class KvIndex:
             self.rank_keys[slot] = rank.worker_id, rank.dp_rank
         self._ranks[(worker_id, dp_rank)] = rank
         self._live |= rank.bit
+        self.joined += 1
         return rank

@@ -70,12 +70,12 @@ class PolicyClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"policy class {self.name}: {name}: must be at least 0, not {value}")
         return self
 
-    def is_busy(self, prefill_tokens: float, batch_tokens: int | None) -> bool:
-        """Return whether a rank with that many active prefill tokens is busy for this class."""
-        if self.prefill_busy_threshold is not None and prefill_tokens > self.prefill_busy_threshold:
-            return True
-        part = self.prefill_busy_threshold_frac
-        return part is not None and batch_tokens is not None and prefill_tokens > part * batch_tokens
+    def limit(self, batch_tokens: int | None) -> float:
+        """Return the active prefill tokens above which a rank with that largest batch is busy for this class."""
+        found = math.inf if self.prefill_busy_threshold is None else self.prefill_busy_threshold
+        if self.prefill_busy_threshold_frac is None or batch_tokens is None:
+            return found
+        return min(found, self.prefill_busy_threshold_frac * batch_tokens)
 
 
 class QueuedRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

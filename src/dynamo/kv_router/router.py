@@ -11,9 +11,11 @@ which it was based, so that `explain` can show later why a worker was chosen (do
 
 import math
 import random
+from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Overloaded
 from dynamo.kv_router import events
@@ -21,24 +23,31 @@ from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
 from dynamo.kv_router.balanced import balanced_costs, initial_pace
 from dynamo.kv_router.config import CostWeights, RoutingConfig
-from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, with_taints
-from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts
+from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, taint_factor
+from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts, ranks_of
 from dynamo.kv_router.explain import Explanation, explained
-from dynamo.kv_router.hicache import held_from
-from dynamo.kv_router.index import KvIndex, Overlap
+from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.prefill_decay import PrefillDecay
 from dynamo.kv_router.prefill_model import PrefillModel
+from dynamo.kv_router.prompt_lookup import PromptLookup
 from dynamo.kv_router.queue import PolicyClass, QueuedRequest, WaitingQueue
-from dynamo.kv_router.runs import WIDTH, slots_of
 from dynamo.kv_router.session_prefixes import SessionPrefixes
 from dynamo.protocols.kv_events import WorkerKvEvent
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.rank_arrays import RankArrays
 
 __all__ = ["Decision", "Explanation", "Rank", "RouteRequest", "Router", "WorkerFacts"]
 
 AVOIDED = "failed or unresponsive"
-DECISIONS_MAX = 256  # Recent decisions that can be explained; about 2 KB each with 64 ranks.
+BUSY = "above a busy threshold"
+OTHER_RANK = "the request names another rank"
+OTHER_WORKER = "the request names another worker"
+MANY_RANKS = {"dynamo": 48, "balanced": 32}
+"""By policy, the number of ranks from which arrays are faster than dictionaries and lists."""
+DECISIONS_MAX = 256  # Recent decisions that can be explained; each keeps about 60 bytes for each rank.
 
 
 class Router:
@@ -49,7 +58,10 @@ class Router:
         config: RoutingConfig,
         rng: random.Random,
         profile: PolicyProfile | None = None,
+        *,
+        many_ranks: int | None = None,
     ) -> None:
+        """`many_ranks`: number of ranks from which decisions are made on arrays (`rank_arrays`); None: `MANY_RANKS`."""
         self.config = config
         self.index = KvIndex(config.blocks_max)
         self.active = ActiveLoad(shares_blocks=config.weights.assume_kv_reuse, expiry_s=config.expiry_s)
@@ -80,8 +92,15 @@ class Router:
         self._ranks: dict[int, Rank] = {}
         """By slot."""
         self._slots: dict[Rank, int] = {}
+        self._lookup = PromptLookup(config, self.index, self.active, self._slots)
         self._free_slots: list[int] = []
-        self._capacity: list[float] = []
+        self.many_ranks = MANY_RANKS[config.policy] if many_ranks is None else many_ranks
+        """Number of ranks from which decisions are made on arrays."""
+        self._arrays: RankArrays | None = None
+        """State by slot for the decision over many ranks."""
+        self._is_ranks_shared = False
+        """Whether a snapshot refers to `_ranks`, which is copied before the next change."""
+        self._capacity = array("d")
         """Cache capacity of each slot in blocks; infinite where capacity or use is unknown."""
         self._may_wait = any(self._limits_prefill(policy) for policy in self.profile.policy_classes)
 
@@ -100,21 +119,36 @@ class Router:
     def set_worker(self, facts: WorkerFacts) -> None:
         """Add a worker or update its facts."""
         before = self._workers.get(facts.worker_id)
+        self._keep_shared_ranks()
         self._workers[facts.worker_id] = facts
-        ranks = [(facts.worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
-        if before is not None:
-            for number in range(before.dp_start, before.dp_start + before.dp_size):
-                if (facts.worker_id, number) not in ranks:
-                    self._release_rank((facts.worker_id, number))
+        ranks = ranks_of(facts)
+        for rank in [] if before is None else ranks_of(before):
+            if rank not in ranks:
+                self._release_rank(rank)
         for rank in ranks:
             if rank not in self._slots:
                 slot = self._free_slots.pop() if self._free_slots else len(self._ranks)
                 self._slots[rank] = slot
                 self._ranks[slot] = rank
                 self.active.reach(slot)
-                self._capacity += [math.inf] * (slot + 1 - len(self._capacity))
+                self._capacity.extend([math.inf] * (slot + 1 - len(self._capacity)))
             known = facts.kv_blocks if self.config.track_active_blocks else None
             self._capacity[self._slots[rank]] = known or math.inf
+        self._follow_ranks()
+
+    def _keep_shared_ranks(self) -> None:
+        """Copy the ranks before they change if a snapshot refers to them."""
+        if self._is_ranks_shared:
+            self._ranks, self._is_ranks_shared = self._ranks.copy(), False
+
+    def _follow_ranks(self) -> None:
+        """Use arrays from many ranks on, and update them."""
+        if self._arrays is None and len(self._ranks) >= self.many_ranks:
+            from dynamo.kv_router.rank_arrays import RankArrays
+
+            self._arrays = self._lookup.arrays = RankArrays(self._slots, self.index)
+        if self._arrays is not None:
+            self._arrays.changed(len(self.active.requests))
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """Remove a worker; return the ids of its active requests."""
@@ -122,10 +156,10 @@ class Router:
         self.index.remove_worker(worker_id)
         if facts is None:
             return []
-        ranks = [(worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
-        return [request_id for rank in ranks for request_id in self._release_rank(rank)]
+        return [request_id for rank in ranks_of(facts) for request_id in self._release_rank(rank)]
 
     def _release_rank(self, rank: Rank) -> list[str]:
+        self._keep_shared_ranks()
         slot = self._slots.pop(rank)
         self.pace.forget(rank)
         lost = self.active.drop(slot)
@@ -138,6 +172,7 @@ class Router:
             self.predicted.drop(slot)
         del self._ranks[slot]
         self._free_slots.append(slot)
+        self._follow_ranks()
         return lost
 
     # Worker events.
@@ -165,13 +200,13 @@ class Router:
         """
         slots, filtered = self._eligible_of_session(route_request, now)
         prompt, route_request.prompt = route_request.prompt or self._prompt(route_request, now), None
-        uncached = route_request.tokens - self.config.block_size * max(prompt.device.values(), default=0)
+        uncached = route_request.tokens - self.config.block_size * prompt.deepest()
         policy = self.profile.class_of(route_request.policy_class, max(0, uncached))
         self.expire(now)
         if book:
             self.received[policy.name] += 1
         if book and self._may_wait and not self._has_capacity(policy, slots, now):
-            cached = self.config.block_size * max((prompt.device.get(slot, 0) for slot in slots), default=0)
+            cached = self.config.block_size * prompt.deepest(slots)
             waiting = QueuedRequest(
                 item=route_request,
                 prompt_tokens=route_request.tokens,
@@ -387,57 +422,69 @@ class Router:
     def _limits_prefill(policy: PolicyClass) -> bool:
         return policy.prefill_busy_threshold is not None or policy.prefill_busy_threshold_frac is not None
 
-    def _eligible(self, route_request: RouteRequest) -> tuple[list[int], dict[int, str]]:
+    def _eligible(self, route_request: RouteRequest) -> tuple[Sequence[int], dict[int, str]]:
         """Return the eligible slots, and the reason for each ineligible one."""
         filtered: dict[int, str] = {}
         if route_request.worker_id is not None and route_request.worker_id not in self._workers:
             raise InvalidArgument(f"worker {route_request.worker_id} does not serve this model")
+        if not self._ranks:
+            raise NotReady("no worker serves this model at the moment")
         is_open = (
             route_request.worker_id is None
             and route_request.dp_rank is None
             and route_request.allowed is None
-            and not (route_request.required_taints or route_request.busy or route_request.avoid)
+            and not route_request.required_taints
         )
+        if is_open and not (route_request.busy or route_request.avoid):
+            return list(self._ranks) if self._arrays is None else self._arrays.present, filtered
         if is_open:
-            if not self._ranks:
-                raise NotReady("no worker serves this model at the moment")
-            return list(self._ranks), filtered
-        busy: list[int] = []
-        slots: list[int] = []
-        for slot, (worker_id, dp_rank) in self._ranks.items():
-            if route_request.allowed is not None and worker_id not in route_request.allowed:
-                filtered[slot] = "not among the allowed workers"
-            elif route_request.worker_id is not None and worker_id != route_request.worker_id:
-                filtered[slot] = "the request names another worker"
-            elif route_request.dp_rank is not None and dp_rank != route_request.dp_rank:
-                filtered[slot] = "the request names another rank"
-            elif not route_request.required_taints <= self._workers[worker_id].taints:
-                missing = ", ".join(sorted(route_request.required_taints - self._workers[worker_id].taints))
-                filtered[slot] = f"lacks {missing}"
-            elif worker_id in route_request.avoid:
-                filtered[slot] = AVOIDED
-            elif worker_id in route_request.busy:
-                filtered[slot] = "above a busy threshold"
-                busy.append(slot)
-            else:
-                slots.append(slot)
-        if not slots and busy:
+            filtered = self._avoided(route_request)
+            slots = [slot for slot in self._ranks if slot not in filtered]
+        else:
+            slots = []
+            for slot, rank in self._ranks.items():
+                reason = self._unfit(route_request, *rank)
+                if reason is None:
+                    slots.append(slot)
+                else:
+                    filtered[slot] = reason
+        if slots:
+            return slots, filtered
+        if BUSY in filtered.values():
             if route_request.worker_id is not None:
                 raise Overloaded(f"worker {route_request.worker_id}, named by the request, is above a busy threshold")
             raise Overloaded("every eligible worker is above a busy threshold")
-        if not slots:
-            if route_request.dp_rank is not None and set(filtered.values()) <= {
-                "the request names another rank",
-                "the request names another worker",
-            }:
-                raise InvalidArgument(f"dp_rank {route_request.dp_rank} does not exist")
-            reasons = sorted(set(filtered.values()))
-            is_unmatched = route_request.required_taints and AVOIDED not in reasons
-            error = NoMatchingWorker if is_unmatched else NotReady
-            raise error("no eligible worker: " + "; ".join(reasons))
-        return slots, filtered
+        if route_request.dp_rank is not None and set(filtered.values()) <= {OTHER_RANK, OTHER_WORKER}:
+            raise InvalidArgument(f"dp_rank {route_request.dp_rank} does not exist")
+        reasons = sorted(set(filtered.values()))
+        is_unmatched = route_request.required_taints and AVOIDED not in reasons
+        error = NoMatchingWorker if is_unmatched else NotReady
+        raise error("no eligible worker: " + "; ".join(reasons))
 
-    def _eligible_of_session(self, route_request: RouteRequest, now: float) -> tuple[list[int], dict[int, str]]:
+    def _unfit(self, route_request: RouteRequest, worker_id: int, dp_rank: int) -> str | None:
+        """Return the reason for which a rank is ineligible; None if it is eligible."""
+        if route_request.allowed is not None and worker_id not in route_request.allowed:
+            return "not among the allowed workers"
+        if route_request.worker_id is not None and worker_id != route_request.worker_id:
+            return OTHER_WORKER
+        if route_request.dp_rank is not None and dp_rank != route_request.dp_rank:
+            return OTHER_RANK
+        taints = self._workers[worker_id].taints
+        if not route_request.required_taints <= taints:
+            return f"lacks {', '.join(sorted(route_request.required_taints - taints))}"
+        if worker_id in route_request.avoid:
+            return AVOIDED
+        return BUSY if worker_id in route_request.busy else None
+
+    def _avoided(self, route_request: RouteRequest) -> dict[int, str]:
+        """Return the slots of the workers that the request avoids and of those that are busy, with the reason."""
+        found: dict[int, str] = {}
+        for workers, reason in ((route_request.busy, BUSY), (route_request.avoid, AVOIDED)):
+            for worker_id in workers & self._workers.keys():
+                found.update((self._slots[rank], reason) for rank in ranks_of(self._workers[worker_id]))
+        return found
+
+    def _eligible_of_session(self, route_request: RouteRequest, now: float) -> tuple[Sequence[int], dict[int, str]]:
         """Return the same; for a session bound to an eligible worker, that worker alone."""
         if self.affinity is None or route_request.session is None or route_request.worker_id is not None:
             return self._eligible(route_request)
@@ -457,88 +504,28 @@ class Router:
 
     def _prompt(self, route_request: RouteRequest, now: float) -> Prompt:
         """Return the ranks' cached blocks of the prompt."""
-        blocks = route_request.blocks
-        device: dict[int, int] = {}
-        host: dict[int, int] = {}
-        disk: dict[int, int] = {}
-        if route_request.held is not None:
-            self._take_held(route_request.held, device, host, disk)
-        elif self.config.use_kv_events and self.config.weights.overlap_score_credit:
-            overlap = self.index.find(blocks)
-            slot_of, keys = self._slots.get, self.index.rank_keys
-            for depth, mask in overlap.depths:
-                for index_slot in slots_of(mask):
-                    slot = slot_of(keys[index_slot])
-                    if slot is not None:
-                        device[slot] = depth
-            if self.index.lower:
-                self._look_lower(overlap, device, host, disk)
-        if self.predicted is not None:
-            for depth, mask in self.predicted.overlap(route_request.sequence or blocks, now):
-                for slot in slots_of(mask):
-                    if depth > device.get(slot, 0):
-                        device[slot] = depth
-        shared: dict[int, int] = {}
-        if route_request.shared:
-            first = held_from(route_request.shared, 0)
-            for slot in self._ranks:
-                depth = device.get(slot, 0) + host.get(slot, 0) + disk.get(slot, 0)
-                beyond = held_from(route_request.shared, depth) if depth else first
-                if beyond:
-                    shared[slot] = beyond
-        active: dict[int, int] = {}
-        if self.config.track_active_blocks and self.config.weights.assume_kv_reuse:
-            for depth, mask in self.active.overlap(route_request.sequence or blocks):
-                for slot in slots_of(mask):
-                    active[slot] = depth
-                    if self.config.policy == "balanced" and depth > device.get(slot, 0):
-                        device[slot] = depth  # Sent to that worker, but its event has not arrived yet.
-        return Prompt(route_request.tokens, len(blocks) // WIDTH, device, host, disk, shared, active)
-
-    def _take_held(
-        self,
-        held: Mapping[Rank, tuple[int, int, int]],
-        device: dict[int, int],
-        host: dict[int, int],
-        disk: dict[int, int],
-    ) -> None:
-        for rank, tiers in held.items():
-            slot = self._slots.get(rank)
-            if slot is not None:
-                for blocks, found in zip(tiers, (device, host, disk), strict=True):
-                    if blocks:
-                        found[slot] = blocks
-
-    def _look_lower(self, overlap: Overlap, device: dict[int, int], host: dict[int, int], disk: dict[int, int]) -> None:
-        for index_slot in slots_of(self.index.lower):
-            slot = self._slots.get(self.index.rank_at(index_slot))
-            if slot is None:
-                continue
-            depth = device.get(slot, 0)
-            for tier, found in ((1, host), (2, disk)):
-                more = self.index.beyond(overlap, index_slot, depth, tier)
-                if more:
-                    found[slot] = more
-                    depth += more
+        return self._lookup.find(route_request, self.predicted, now)
 
     def _decide(
-        self, route_request: RouteRequest, slots: list[int], filtered: dict[int, str], prompt: Prompt, now: float
+        self, route_request: RouteRequest, slots: Sequence[int], filtered: dict[int, str], prompt: Prompt, now: float
     ) -> Decision:
         weights = self.config.weights.overridden(route_request.overrides)
         active = self.active
-        tokens: list[int] | list[float] = active.prefill_tokens.copy()
+        tokens: array[int] | array[float] = active.prefill_tokens[:]
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
-        load = RankLoads(tokens, active.blocks.copy(), active.requests.copy(), active.contexts.copy())
+        load = RankLoads(tokens, active.blocks[:], active.requests[:], active.contexts[:])
         found = self._costs(route_request, slots, load, prompt, weights)
-        place = choose(found, weights.router_temperature, self._rng)
-        slot = slots[place]
+        pick = choose if self._arrays is None else self._arrays.choose
+        place = pick(found, weights.router_temperature, self._rng)
+        slot = int(slots[place])
         worker_id, dp_rank = self._ranks[slot]
+        self._is_ranks_shared = True
         snapshot = Snapshot(
             now,
             route_request,
             slots,
-            self._ranks.copy(),
+            self._ranks,
             load,
             prompt,
             weights,
@@ -554,40 +541,41 @@ class Router:
             prompt.host.get(slot, 0),
             prompt.disk.get(slot, 0),
             prompt.blocks,
-            found[place],
+            float(found[place]),
             snapshot,
             queue_depth=len(self.waiting),
             tokens_ahead=tokens[slot],
         )
 
     def _costs(
-        self, route_request: RouteRequest, slots: list[int], load: RankLoads, prompt: Prompt, weights: CostWeights
-    ) -> list[float]:
+        self, route_request: RouteRequest, slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWeights
+    ) -> Sequence[float]:
         """Return the cost of each slot, by the configured function and the request's preferred taints."""
+        block_size, arrays = self.config.block_size, self._arrays
         if self.config.policy == "balanced":
-            found = balanced_costs(
-                slots,
-                load,
-                prompt,
-                weights,
-                self.pace,
-                self.config.block_size,
-                route_request.expected_output_tokens,
-                self._capacity,
-                self._slowness(),
-                self._far(route_request),
-            )
+            balanced = balanced_costs if arrays is None else arrays.balanced_costs
+            output, pace = route_request.expected_output_tokens, self.pace
+            slowness, far = self._slowness(), self._far(route_request)
+            found = balanced(slots, load, prompt, weights, pace, block_size, output, self._capacity, slowness, far)
         else:
-            found = costs(slots, load, prompt, weights, self.config.block_size)
-        if route_request.onward:
-            for place, slot in enumerate(slots):
-                taints = self._workers[self._ranks[slot][0]].taints
-                found[place] += max((s for taint, s in route_request.onward.items() if taint in taints), default=0.0)
-        if route_request.preferred_taints:
-            for place, slot in enumerate(slots):
-                taints = self._workers[self._ranks[slot][0]].taints
-                found[place] = with_taints(found[place], taints, route_request.preferred_taints)
-        return found
+            found = (costs if arrays is None else arrays.costs)(slots, load, prompt, weights, block_size)
+        onward, preferred = route_request.onward, route_request.preferred_taints
+        if onward:
+            further = (
+                max((onward[one] for one in self._taints_of(slot) if one in onward), default=0.0) for slot in slots
+            )
+            found = [cost + more for cost, more in zip(found, further, strict=True)]
+        if not preferred:
+            return found
+        if arrays is not None:
+            return arrays.scaled(slots, found, lambda taints: taint_factor(taints, preferred), self._taints_of)
+        return [cost * taint_factor(self._taints_of(slot), preferred) for slot, cost in zip(slots, found, strict=True)]
+
+    def _taints_of(self, slot: int) -> frozenset[str]:
+        return self._workers[self._ranks[slot][0]].taints
+
+    def _batch_of(self, slot: int) -> int | None:
+        return self._workers[self._ranks[slot][0]].batch_tokens
 
     def _slowness(self) -> list[float] | None:
         """Return the relative duration of steps by slot; None while no rank differs from the others."""
@@ -600,12 +588,15 @@ class Router:
                 found[slot] = ratio
         return found
 
-    def _far(self, route_request: RouteRequest) -> Collection[int]:
-        """Return the slots out of the transfer domain of the worker that computes the prompt."""
+    def _far(self, route_request: RouteRequest) -> list[float] | None:
+        """Return 1 for slots out of the transfer domain of the worker that computes the prompt; None without domains."""
         near = route_request.near_taint
         if near is None:
-            return ()
-        return {slot for slot, rank in self._ranks.items() if near not in self._workers[rank[0]].taints}
+            return None
+        found = [0.0] * len(self._capacity)
+        for slot in self._ranks:
+            found[slot] = float(near not in self._taints_of(slot))
+        return found
 
     def _learn_from(self, route_request: RouteRequest, slot: int, decision: Decision, now: float) -> None:
         """Update what the policy `balanced` learns from a decision."""
@@ -616,10 +607,16 @@ class Router:
         if not seen.weights.track_prefill_tokens:
             if route_request.is_computed:
                 held = min(decision.device_blocks * size, route_request.tokens)
-                times = movement.far if slot in self._far(route_request) else movement.near
+                near = route_request.near_taint
+                is_far = near is not None and near not in self._taints_of(slot)
+                times = movement.far if is_far else movement.near
                 movement.sent(name, times, route_request.tokens - held, held, step, now)
             return
-        pace.observe_busy(sum(load.prefill_tokens[slot] > 0 for slot in self._ranks) / len(self._ranks))
+        if self._arrays is None:
+            computing = sum(load.prefill_tokens[slot] > 0 for slot in self._ranks)
+        else:
+            computing = self._arrays.computing(load.prefill_tokens)
+        pace.observe_busy(computing / len(self._ranks))
         if self.index.lower and not load.prefill_tokens[slot]:
             host, disk = decision.host_blocks * size, decision.disk_blocks * size
             expected = pace.prefill_token_s * self._uncached(seen.prompt, slot, seen.weights) + step
@@ -702,4 +699,6 @@ class Router:
     def _has_capacity(self, policy: PolicyClass, slots: Sequence[int], now: float) -> bool:
         active = self.active
         tokens = active.prefill_tokens if active.decay is None else active.prefill_tokens_at(now)
-        return any(not policy.is_busy(tokens[slot], self._workers[self._ranks[slot][0]].batch_tokens) for slot in slots)
+        if self._arrays is not None:
+            return self._arrays.has_capacity(policy, slots, tokens, self._batch_of)
+        return any(tokens[slot] <= policy.limit(self._batch_of(slot)) for slot in slots)

@@ -1,10 +1,10 @@
 """RunTree: the linked runs of an index and the operations that change them. Pure; a part of `index`."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from dynamo.kv_router.names import Names
 from dynamo.kv_router.ranks import IndexedRank
+from dynamo.kv_router.recent_runs import RecentRuns, RootRuns
 from dynamo.kv_router.runs import (
     DEVICE,
     TIERS,
@@ -40,9 +40,9 @@ class RunTree:
     def __init__(self, names: Names, slots: list[IndexedRank | None]) -> None:
         """`slots`: the rank of each slot, maintained by the index."""
         self.names = names
-        self.roots: dict[bytes, Run] = {}
+        self.roots = RootRuns()
         """Runs at the start of prompts, by first block."""
-        self.used: OrderedDict[Run, None] = OrderedDict()
+        self.used = RecentRuns()
         """All runs, least recently used first."""
         self.size = 0
         """Blocks, each counted once regardless of the ranks that hold it."""
@@ -50,6 +50,10 @@ class RunTree:
         """Slots, as bits, that have held a block in a slower tier."""
         self.counts = EventCounts()
         self._slots = slots
+
+    def __del__(self) -> None:
+        for run in self.used:  # Runs may be exempt from garbage collection (`names`): break their cycles.
+            run.parent = None
 
     # Queries.
 
@@ -93,13 +97,13 @@ class RunTree:
 
         Return False if the prompt is known or a key is taken.
         """
-        if blocks[:WIDTH] in self.roots:
+        if self.roots.get(blocks[:WIDTH]) is not None:
             return False
         run = Run(None, -1, blocks, keys, rank.bit)
         if not self.names.claim(keys, run):
             return False
-        self.roots[blocks[:WIDTH]] = run
-        self.used[run] = None
+        self.roots.add(blocks[:WIDTH], run)
+        self.used.add(run)
         rank.runs[run] = None
         rank.count += len(keys)
         self.size += len(keys)
@@ -196,12 +200,12 @@ class RunTree:
         elif not self.names.claim(keys, run):
             return False
         if parent is None:
-            self.roots[blocks[:WIDTH]] = run
+            self.roots.add(blocks[:WIDTH], run)
         else:
             if parent.children is None:
                 parent.children = {}
             parent.children[(anchor, blocks[:WIDTH])] = run
-        self.used[run] = None
+        self.used.add(run)
         self.size += len(keys)
         rank.runs[run] = None
         rank.count += len(keys)
@@ -441,10 +445,10 @@ class RunTree:
 
     def _unhook(self, run: Run) -> None:
         """Remove a run that has no children."""
-        del self.used[run]
+        self.used.remove(run)
         first = run.blocks[:WIDTH]
         if run.parent is None:
-            del self.roots[first]
+            self.roots.remove(first)
             return
         children = run.parent.children
         assert children is not None, "a parent has no table of children"
@@ -455,9 +459,9 @@ class RunTree:
     def shrink(self, blocks_max: int) -> None:
         """Evict the least recently used runs until the index is within its bound."""
         while self.size > blocks_max:
-            run = next(iter(self.used))
+            run = self.used.oldest()
             if run.children:
-                self.used.move_to_end(run)
+                self.used.touch(run)
                 run = next(iter(run.children.values()))
                 while run.children:
                     run = next(iter(run.children.values()))

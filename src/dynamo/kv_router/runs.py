@@ -14,10 +14,16 @@ Key = int
 """An engine's name for a block."""
 
 
+NO_RUNS: dict["Run", None] = {}
+"""Segment of a run that is not part of an index; always empty."""
+
+
 class Run:
     """Consecutive blocks and the ranks that hold them."""
 
-    __slots__ = ("anchor", "blocks", "children", "full", "is_common", "keys", "lower", "parent", "shorter", "stray")
+    __slots__ = (
+        "anchor", "blocks", "children", "full", "is_common", "keys", "lower", "parent", "shorter", "stray", "used_with",
+    )  # fmt: skip
 
     def __init__(self, parent: "Run | None", anchor: int, blocks: bytes, keys: list[Key], full: int) -> None:
         self.parent = parent
@@ -35,6 +41,8 @@ class Run:
         self.lower: dict[tuple[int, int], int] | None = None
         """By tier and slot, positions as bits that are held in a slower tier."""
         self.children: dict[tuple[int, bytes], Run] | None = None
+        self.used_with: dict[Run, None] = NO_RUNS
+        """Segment of `RecentRuns` that contains the run."""
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -49,7 +49,7 @@ _PUBLIC = {
     "RouterMode": "dynamo.runtime.push_router",
     "RouterQueueLimitExceeded": "dynamo.core.errors",
     "RoutingConstraints": "dynamo.llm.kv_router_api",
-    "SelectionCacheConfig": "dynamo.routing.services.selection",
+    "SelectionCacheConfig": "dynamo.routing.services.pending_selections",
     "SelectionService": "dynamo.routing.services.selection",
     "SelectionServiceError": "dynamo.core.errors",
     "UnaryChatModel": "dynamo.llm.unary",

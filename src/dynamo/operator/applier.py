@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from dynamo.core.errors import DynamoException
 from dynamo.k8s.client import JSON_PATCH, MERGE, KubeRefused
 from dynamo.k8s.kinds import BY_NAME, SECRETS, ObjectKind
 from dynamo.operator.failure_condition import (
-    FAILED,
     OUTDATED,
     has_conditions,
     outdated_message,
@@ -24,6 +21,7 @@ from dynamo.operator.failure_condition import (
     without_failure,
     without_field,
 )
+from dynamo.operator.reconcile.conditions import FAILED
 from dynamo.operator.reconcile.names import MANAGED_BY
 from dynamo.operator.reconcile.plan import ObjectRef, Plan, ref_of
 from dynamo.operator.view import ClusterView
@@ -61,7 +59,7 @@ class KubeWriter(Protocol):
         content_type: str = MERGE,
         subresource: str | None = None,
     ) -> KubeObject: ...
-    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None: ...
+    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> object: ...
 
 
 class EventLog(Protocol):
@@ -316,6 +314,10 @@ class Applier:
 
 def new_key_pair() -> tuple[str, str]:
     """Return a private and a public SSH key, each as the base64 text of a secret."""
+    # Imported here, because few clusters need a key and the package takes 7 MB.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

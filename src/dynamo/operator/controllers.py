@@ -12,6 +12,7 @@ from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.informer import ObjectKey
 from dynamo.k8s.kinds import (
     CHECKPOINTS,
+    CLAIM_TEMPLATES,
     COMPONENTS,
     CONFIG_MAPS,
     DAEMON_SETS,
@@ -30,9 +31,9 @@ from dynamo.k8s.kinds import (
 )
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
-from dynamo.operator.failure_condition import FAILED
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_of, component_plan, workload_name
+from dynamo.operator.reconcile.conditions import FAILED
 from dynamo.operator.reconcile.graph import graph_plan
 from dynamo.operator.reconcile.graph_pass import ObservedGraph
 from dynamo.operator.reconcile.names import GRAPH, OperatorSettings, SnapshotStorage
@@ -57,7 +58,7 @@ REJECTIONS = frozenset({400, 403, 422})
 SETTLE_S = 0.1
 """Delay of a pass after a change, in which further changes arrive: those of one object's children come together."""
 WORKLOADS = {"Deployment": DEPLOYMENTS, "LeaderWorkerSet": LEADER_WORKER_SETS}
-REMOVABLE = (SERVICES, CONFIG_MAPS, INGRESSES, VIRTUAL_SERVICES, INFERENCE_POOLS)
+REMOVABLE = (SERVICES, CONFIG_MAPS, INGRESSES, VIRTUAL_SERVICES, INFERENCE_POOLS, CLAIM_TEMPLATES)
 """Kinds whose objects are deleted when their graph no longer requires them."""
 Facts = Callable[[], ClusterFacts]
 """Returns what the cluster has at present."""

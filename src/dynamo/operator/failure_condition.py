@@ -10,10 +10,10 @@ from typing import Any
 
 from dynamo.k8s.client import KubeRefused
 from dynamo.k8s.kinds import SCALING_ADAPTERS, ObjectKind
+from dynamo.operator.reconcile.conditions import RECONCILED
 from dynamo.protocols.kubernetes.common import KubeObject
 
-RECONCILED = "Reconciled"
-FAILED, OUTDATED = "ReconcileFailed", "ResourceDefinitionOutdated"
+OUTDATED = "ResourceDefinitionOutdated"
 UNDECLARED = ": field not declared in schema"
 WITHOUT_CONDITIONS = frozenset({SCALING_ADAPTERS.kind})
 REMEDY = "install the resource definitions of the operator's version (deploy/crds)"

@@ -9,6 +9,7 @@ from typing import Protocol
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.client import KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import (
+    CLAIM_TEMPLATES,
     CLUSTER_TOPOLOGIES,
     INFERENCE_POOLS,
     LEADER_WORKER_SETS,
@@ -44,12 +45,15 @@ VIEWED = {
     POD_CLIQUE_SCALING_GROUPS: "",
     VIRTUAL_SERVICES: GRAPH,
     INFERENCE_POOLS: GRAPH,
+    CLAIM_TEMPLATES: GRAPH,
     TOPOLOGY_BINDINGS: "",
     CLUSTER_TOPOLOGIES: "",
 }
 """Kinds whose objects are viewed, with the label that they must have."""
 TOPOLOGIES = (TOPOLOGY_BINDINGS, CLUSTER_TOPOLOGIES)
 """Kinds of the cluster, which an operator of one namespace may not be allowed to read."""
+UNREQUIRED = (*TOPOLOGIES, CLAIM_TEMPLATES)
+"""Kinds without which the view is complete: roles of earlier charts do not grant them."""
 NOTED = (QUEUES_OF_KAI,)
 """Kinds of which only the presence matters."""
 
@@ -104,6 +108,7 @@ class OptionalKinds:
             has_volcano=self._view.has(POD_GROUPS) and chosen in ("auto", "volcano") and not has_kai,
             has_virtual_services=self._view.has(VIRTUAL_SERVICES),
             has_inference_pools=self._view.has(INFERENCE_POOLS),
+            has_resource_claims=self._view.has(CLAIM_TEMPLATES),
             topologies=self._topologies(),
         )
 
@@ -144,7 +149,7 @@ class OptionalKinds:
         present = [one for one in wanted if (one.api_version, one.kind) in known]
         for kind, label in VIEWED.items():
             if kind in present and not self._view.is_watched(kind):
-                self._view.watch(kind, label, is_required=kind not in TOPOLOGIES)
+                self._view.watch(kind, label, is_required=kind not in UNREQUIRED)
             elif kind not in present and self._view.is_watched(kind):
                 self._view.unwatch(kind)
         self._noted = frozenset(one for one in present if one in NOTED)
@@ -175,5 +180,6 @@ def _present(facts: ClusterFacts) -> Iterable[str]:
         "Volcano": facts.has_volcano,
         "VirtualService": facts.has_virtual_services,
         "InferencePool": facts.has_inference_pools,
+        "ResourceClaimTemplate": facts.has_resource_claims,
     }
     return [name for name, is_present in names.items() if is_present]

@@ -61,6 +61,7 @@ WORKLOAD_RULES = (
     PermissionRule("scheduling.volcano.sh", ("podgroups",), ALL),
     PermissionRule("inference.networking.k8s.io", ("inferencepools",), ALL),
     PermissionRule("networking.istio.io", ("virtualservices",), ALL),
+    PermissionRule("resource.k8s.io", ("resourceclaimtemplates",), ALL),
 )
 """Kinds of other controllers, used where the cluster has them."""
 CLUSTER_RULES = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.tasks import TaskOwner
-from dynamo.k8s.informer import Informer, ObjectKey, ObjectSource, key_of
+from dynamo.k8s.informer import Informer, ObjectKey, ObjectSource, ObjectTexts
 from dynamo.k8s.kinds import ObjectKind
 from dynamo.operator.reconcile.plan import ObjectRef
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -52,6 +52,7 @@ class ClusterView:
             labels,
             on_change=lambda key, value: self._changed(kind, key, value),
             absent_retry_s=ABSENT_RETRY_S,
+            objects=ObjectTexts(),
             clock=self._clock,
         )
         self._informers[kind].append(informer)
@@ -136,8 +137,7 @@ class ClusterView:
     def store(self, kind: ObjectKind, value: KubeObject) -> None:
         """Put the response to a write into the view."""
         for informer in self._informers.get(kind, ()):
-            informer.store(value)
-            if informer.objects.get(key_of(value)) is value:
+            if informer.store(value):
                 self._index(kind, value)
 
     def _each(self) -> Iterable[tuple[ObjectKind, Informer]]:

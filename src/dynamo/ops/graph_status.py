@@ -2,18 +2,22 @@
 
 import concurrent.futures
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.errors import DynamoException
 from dynamo.http.client import ChatClient
+from dynamo.ops.doctor.sockets import listening_ports
 from dynamo.ops.graphs import FoundGraph, GraphState, is_alive
+from dynamo.ops.local_graph import state_of
 from dynamo.ops.report import CheckStatus
 
 TIMEOUT_S = 3.0
 NOT_WORKERS = frozenset({"dynamo.frontend", "dynamo.planner"})
 QUERIES_MAX = 8
+STOPPED_STATES = frozenset({"T", "t"})
+"""States of processes that a signal or a debugger has stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class LocalGraphStatus:
     alive: tuple[bool, ...]
     """Whether each recorded process runs."""
     health: GraphHealth
+    stopped: tuple[str, ...] = ()
+    """Names of processes that a signal or a debugger has stopped."""
 
     @property
     def status(self) -> CheckStatus:
@@ -42,7 +48,7 @@ class LocalGraphStatus:
             return CheckStatus.SKIP
         if self.graph.record.state is GraphState.STARTING:
             return CheckStatus.WARN
-        if not (all(self.alive) and self.health.models) or self.health.error:
+        if not (all(self.alive) and self.health.models) or self.health.error or self.stopped:
             return CheckStatus.FAIL
         return CheckStatus.WARN if self.is_loading else CheckStatus.PASS
 
@@ -63,6 +69,8 @@ class LocalGraphStatus:
         if not self.graph.is_running:
             return f"ended: {record.end or 'dynamo serve was killed'}"
         if self.status is CheckStatus.FAIL:
+            if self.stopped:
+                return f"stopped by a signal or a debugger: {', '.join(self.stopped)}; kill -CONT PID continues it"
             lost = [one.name for one, alive in zip(record.processes, self.alive, strict=True) if not alive]
             return self.health.error or (f"not running: {', '.join(lost)}" if lost else "no model is served")
         if record.state is GraphState.SERVING and self.is_loading:
@@ -85,7 +93,14 @@ class LocalGraphStatus:
             "uptime_s": round(now - record.started, 1) if self.graph.is_running else None,
             "logs": str(self.graph.logs) if record.has_logs else None,
             "processes": [
-                {"name": one.name, "pid": one.pid, "module": one.module, "gpus": one.gpus, "is_running": alive}
+                {
+                    "name": one.name,
+                    "pid": one.pid,
+                    "module": one.module,
+                    "gpus": one.gpus,
+                    "is_running": alive,
+                    "is_stopped": one.name in self.stopped,
+                }
                 for one, alive in zip(record.processes, self.alive, strict=True)
             ],
         }
@@ -100,6 +115,9 @@ def statuses(graphs: Sequence[FoundGraph], key: str | None) -> list[LocalGraphSt
             graph=one,
             alive=tuple(one.is_running and is_alive(each.pid, each.ticks) for each in one.record.processes),
             health=health,
+            stopped=tuple(
+                each.name for each in one.record.processes if one.is_running and state_of(each.pid) in STOPPED_STATES
+            ),
         )
         for one, health in zip(graphs, answers, strict=True)
     ]
@@ -110,12 +128,28 @@ def query(graph: FoundGraph, key: str | None) -> GraphHealth:
     if not graph.is_running:
         return GraphHealth()
     try:
-        found = ChatClient(graph.record.url, timeout_s=TIMEOUT_S, verify=False, key=key).health()
+        client = ChatClient(graph.record.url, timeout_s=TIMEOUT_S, verify=False, key=key)
+        instances = reachable(client.instances(), listening_ports())
+        return GraphHealth(models=tuple(client.models()) if instances else (), instances=instances)
     except DynamoException as error:
         if graph.record.needs_key and key is None:
             return GraphHealth(models=(graph.record.model,), error="")
         return GraphHealth(error=f"the frontend does not answer: {' '.join(str(error).split())}")
-    return GraphHealth(models=tuple(found.models), instances=found.generate_instances)
+
+
+def reachable(instances: Iterable[Mapping[str, Any]], ports: Container[int] | None) -> int:
+    """Return the number of workers among the registered endpoints.
+
+    A worker that was killed stays registered for some seconds: it is not counted if no process listens on its port.
+    `ports` are those of this machine; None if they are not known.
+    """
+    found = 0
+    for one in instances:
+        transport = one.get("transport")
+        address = transport.get("tcp") if isinstance(transport, dict) else None
+        port = str(address).partition("/")[0].rpartition(":")[2]
+        found += one.get("endpoint") == "generate" and (ports is None or not port.isdigit() or int(port) in ports)
+    return found
 
 
 def as_lines(found: Sequence[LocalGraphStatus], now: float | None = None) -> list[str]:
@@ -129,7 +163,7 @@ def as_lines(found: Sequence[LocalGraphStatus], now: float | None = None) -> lis
         lines.append(f"      {models} ({value['engine']}) at {value['url']}, dynamo serve is process {value['pid']}")
         width = max((len(each["name"]) for each in value["processes"]), default=0)
         for each in value["processes"]:
-            state = "running" if each["is_running"] else "ended"
+            state = "stopped" if each["is_stopped"] else "running" if each["is_running"] else "ended"
             gpus = f"  GPUs {each['gpus']}" if each["gpus"] else ""
             lines.append(
                 f"      {each['name'].ljust(width)}  {each['pid']:>7}  {state}  {each['module']}{gpus}".rstrip()

@@ -128,21 +128,39 @@ def _read(path: Path) -> GraphRecord:
 
 
 def select(graphs: list[FoundGraph], name: str | None) -> FoundGraph:
-    """Return the graph of a name, a port or a directory, or the only one. Raise `ConfigError` otherwise."""
+    """Return the graph of a name, a port or a directory, or the only one; `graphs` has the newest first.
+
+    A running graph comes before those that ended with the same name, and the newest of those before the others.
+    Raise `ConfigError` for none, and for several that run.
+    """
     named = [one for one in graphs if name is None or name in names_of(one)]
-    if len(named) == 1:
+    running = [one for one in named if one.is_running]
+    if len(running) == 1:
+        return running[0]
+    if named and not running and (name is not None or len(named) == 1):
         return named[0]
     known = ", ".join(dict.fromkeys(one.record.name for one in graphs)) or "none"
     if not named:
         raise ConfigError(f"{name or 'NAME'}: no such graph of dynamo serve on this machine; known: {known}")
     if name is None:
-        raise ConfigError(f"NAME is missing: several graphs are known: {known}")
-    raise ConfigError(f"{name}: {len(named)} graphs have this name; give the port or the directory instead")
+        raise ConfigError(f"NAME is missing: expected one of {', '.join(map(label_of, running or named))}")
+    ports = ", ".join(port_of(one) for one in running)
+    raise ConfigError(f"{name}: {len(running)} graphs run with this name; give the port instead: {ports}")
+
+
+def port_of(graph: FoundGraph) -> str:
+    """Return the port of a graph's frontend."""
+    return graph.record.url.rpartition(":")[2]
+
+
+def label_of(graph: FoundGraph) -> str:
+    """Return a graph's name and port, as messages show it."""
+    return f"{graph.record.name} (port {port_of(graph)})"
 
 
 def names_of(graph: FoundGraph) -> set[str]:
     """Return what names a graph: its name, its port, and its directory."""
-    return {graph.record.name, graph.record.url.rpartition(":")[2], str(graph.directory), graph.directory.name}
+    return {graph.record.name, port_of(graph), str(graph.directory), graph.directory.name}
 
 
 def start_ticks(pid: int, proc: str = "/proc") -> int:

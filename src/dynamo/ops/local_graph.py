@@ -18,7 +18,8 @@ SERVE_PREFIX = "dynamo-serve-"
 FAILED_PREFIX = "dynamo-failed-"
 """Directories of starts of `dynamo serve` that failed before there was a graph."""
 LOG_BYTES_MAX = 2 << 20  # The end of each log.
-MODULE = re.compile(r"dynamo(?:\.[a-z_]+)+")
+MODULE = re.compile(r"dynamo\.[a-z_]+|dynamo\.(?:common\.)?backend\.[a-z_]+")
+"""Modules of components; those of their child processes are deeper."""
 GRAPH_PREFIXES = ("DYN_", "ETCD_", "NATS_", "CUDA_VISIBLE_DEVICES", "POD_")
 DISTRIBUTION_INFO = re.compile(r"(dynamo_serve|ai_dynamo)-(\d[^-]*)\.dist-info")
 
@@ -56,17 +57,26 @@ def module_of(command: list[str]) -> str:
 
 
 def process_values(processes: Iterable[LocalProcess], proc: str = "/proc") -> list[dict[str, Any]]:
-    """Return the processes as JSON objects without secrets: pid, module, command, version, variables."""
+    """Return the processes as JSON objects without secrets: pid, module, state, command, version, variables."""
     return [
         {
             "pid": one.pid,
             "module": one.module,
+            "state": state_of(one.pid, proc),
             "command": redacted_text(" ".join(one.command)),
             "version": version_of(one.command)[1],
             "variables": redacted_variables(settings_in_force(variables_of(one.pid, proc), one.command)),
         }
         for one in processes
     ]
+
+
+def state_of(pid: int, proc: str = "/proc") -> str:
+    """Return the letter of a process's state, such as S (sleeping) or T (stopped); empty if it cannot be read."""
+    with suppress(OSError, IndexError):
+        # The name of the program may contain any character, so the state is sought after its end.
+        return Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    return ""
 
 
 def variables_of(pid: int, proc: str = "/proc") -> dict[str, str]:

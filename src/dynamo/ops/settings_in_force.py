@@ -9,6 +9,7 @@ FLAGS = {
     "--discovery-backend": "DYN_DISCOVERY_BACKEND",
     "--event-plane": "DYN_EVENT_PLANE",
     "--request-plane": "DYN_REQUEST_PLANE",
+    "--namespace": "DYN_NAMESPACE",
 }
 """Flags that override a variable."""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from dynamo.core.errors import NotReady
 from dynamo.protocols.kv_events import KvEvent
+from dynamo.replay.gaps import GapHistogram
 from dynamo.replay.outcome import Flight
 from dynamo.replay.placement import DEVICE, HOST, Caches, PlacementPolicy, PlacementRequest, RankId
 from dynamo.replay.plan import PoolPlan, Role
@@ -37,6 +38,8 @@ class Fleet:
     plan: PoolPlan
     placement: PlacementPolicy
     seed: int
+    gaps: GapHistogram = field(default_factory=GapHistogram)
+    """Times between tokens, of all workers."""
     serving: dict[int, Ranks] = field(init=False, default_factory=dict)
     """Workers in service by id, oldest first."""
     leaving: dict[int, Ranks] = field(init=False, default_factory=dict)
@@ -52,7 +55,9 @@ class Fleet:
         slot = self.starting.pop(worker_id)
         plan, limits = self.plan, self.plan.limits
         ranks = tuple(
-            SimulatedWorker(worker_id, rank, slot, limits, plan.timing_at(slot), self._seed_of(worker_id, rank))
+            SimulatedWorker(
+                worker_id, rank, slot, limits, plan.timing_at(slot), self._seed_of(worker_id, rank), self.gaps
+            )
             for rank in range(plan.ranks)
         )
         for rank in ranks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xxhash import xxh3_64_intdigest
 
 from dynamo.core.errors import ConfigError
-from dynamo.tokens.hashing import U64, sequence_hashes
+from dynamo.tokens.hashing import U64, packed_sequence_hashes
 
 REMEMBERED_MAX = 1 << 15  # Names whose hashes are cached: popular prefixes, some 15 MB.
 
@@ -51,7 +51,9 @@ class Namer:
         if len(found) < complete:
             raise ConfigError(f"{len(hash_ids)} hash_ids do not cover a prompt of {tokens} tokens")
         del found[complete:]
-        return PromptNames(found, sequence_hashes(found), struct.pack(f">{complete}Q", *found))
+        packed = struct.pack(f">{complete}Q", *found)
+        chained = list(struct.unpack(f">{complete}Q", packed_sequence_hashes(packed)))
+        return PromptNames(found, chained, packed)
 
     def _blocks(self, ids: tuple[int, ...]) -> list[int]:
         known = self._known.get(ids)

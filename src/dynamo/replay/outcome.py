@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dynamo.replay.gaps import GapHistogram
 from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import PromptNames
 from dynamo.replay.timeline import Timeline
@@ -33,6 +34,8 @@ class Flight:
     """Total time in routers' queues, or without a worker in service."""
     first_ms: float = -1.0
     second_ms: float = -1.0
+    paused_ms: float = -1.0
+    """Time of the last token of a worker that failed afterwards."""
     finished_ms: float = -1.0
     cached_tokens: int = 0
     migrated_tokens: int = 0
@@ -73,6 +76,8 @@ class RunOutcome:
     """All requests in the order of arrival."""
     duration_ms: float
     timeline: Timeline
+    gaps: GapHistogram = field(default_factory=GapHistogram)
+    """Times between the tokens of a simulated run."""
     rejected: list[Flight] = field(default_factory=list)
     """Requests whose prompts leave no room for an answer, or that a router refused; they are not among the `flights`."""
     unfinished: int = 0

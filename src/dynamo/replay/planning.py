@@ -1,13 +1,12 @@
 """Planning: observations of a simulated cluster for a planner: traffic, worker counts, latest forward passes."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import msgspec
-
 from dynamo.mocker.simulation.scheduler import RankLimits
+from dynamo.planner.core.router_queue import QueuedPrompts, with_queue
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPass, ForwardPassMetrics
 from dynamo.protocols.planner import (
     EngineCapabilities,
@@ -125,44 +124,19 @@ def counts(fleets: dict[Role, Fleet]) -> WorkerCounts:
 def passes(fleets: dict[Role, Fleet]) -> FpmObservations:
     """Return the latest forward pass of each rank in service; an idle rank reports an empty one, like a heartbeat.
 
-    `prompts` are the last steps with prompts of aggregated ranks since the call before. Requests in a router's queue count as
-    queued at its ranks, in equal shares, so that a planner sees the whole demand.
+    `prompts` are the last steps with prompts of aggregated ranks since the call before.
     """
     found: dict[Role, dict[RankKey, ForwardPassMetrics]] = {Role.PREFILL: {}, Role.DECODE: {}}
     prompts = []
     for role, fleet in fleets.items():
         of_role = found[Role.PREFILL if role is Role.PREFILL else Role.DECODE]
-        ranks_of_role = [rank for ranks in fleet.serving.values() for rank in ranks]
-        shares = _shares(*fleet.placement.queued, len(ranks_of_role))
-        for rank, share in zip(ranks_of_role, shares, strict=True):
-            of_role[f"{rank.worker_id}", rank.rank] = _metrics(rank, rank.passes, _queueing(rank.latest_pass(), share))
+        for rank in (rank for ranks in fleet.serving.values() for rank in ranks):
+            of_role[f"{rank.worker_id}", rank.rank] = _metrics(rank, rank.passes, rank.latest_pass())
             taken, rank.prompts = rank.prompts, None
             if role is Role.AGGREGATED and taken is not None and taken[1] is not rank.latest_pass():
                 prompts.append(_metrics(rank, *taken))
+        of_role |= with_queue(of_role, QueuedPrompts(*fleet.placement.queued))
     return FpmObservations(found[Role.PREFILL], found[Role.DECODE], tuple(prompts))
-
-
-def _shares(requests: int, tokens: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Yield the share of a router's queue for each rank: requests and prompt tokens."""
-    for at in range(ranks):
-        yield (
-            requests * (at + 1) // ranks - requests * at // ranks,
-            tokens * (at + 1) // ranks - tokens * at // ranks,
-        )
-
-
-def _queueing(passed: ForwardPass, share: tuple[int, int]) -> ForwardPass:
-    """Return a forward pass with more queued prompts."""
-    requests, tokens = share
-    if not tokens:
-        return passed
-    queued = passed.queued_requests
-    more = msgspec.structs.replace(
-        queued,
-        num_prefill_requests=queued.num_prefill_requests + requests,
-        sum_prefill_tokens=queued.sum_prefill_tokens + tokens,
-    )
-    return msgspec.structs.replace(passed, queued_requests=more)
 
 
 def _metrics(rank: SimulatedWorker, number: int, passed: ForwardPass) -> ForwardPassMetrics:

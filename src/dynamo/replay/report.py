@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dynamo.replay.gaps import nearest_rank
 from dynamo.replay.outcome import Flight, PlannerLog, RunOutcome
 from dynamo.replay.timeline import COUNTS, LEVELS
 
@@ -197,11 +198,12 @@ def summary_of(outcome: RunOutcome, rows: Sequence[RequestRow], objectives: Obje
         found["mean_kv_transfer_ms"] = _ratio(outcome.transfer_ms, outcome.transfers)
         found["prefill_bypassed"] = outcome.bypassed
     for metric in (*METRICS, "tpot_ms"):
-        for statistic, value in statistics([_value(metric, row) for row in rows]).items():
+        for statistic, value in _statistics_of(metric, outcome, rows).items():
             found[f"{statistic}_{metric}"] = value
     if objectives.are_any:
         good = [row for row in rows if objectives.are_met(row)]
         refused = sum(bool(flight.refusal) for flight in outcome.rejected)
+        found["goodput_completed_requests"] = len(good)
         found["sla_met_ratio"] = _ratio(len(good), len(rows) + refused)  # A refused client is not served in time.
         found["goodput_rps"] = _ratio(len(good), seconds)
         found["goodput_tok_s"] = _ratio(sum(row.output_length for row in good), seconds)
@@ -227,6 +229,15 @@ def scaling_summary(outcome: RunOutcome, goodput_tok_s: float | None) -> dict[st
     return found
 
 
+def _statistics_of(metric: str, outcome: RunOutcome, rows: Sequence[RequestRow]) -> dict[str, float | None]:
+    """Return the statistics over the gaps between tokens, where they are known, or over the requests."""
+    if outcome.gaps.gaps.count and metric == "itl_ms":
+        return outcome.gaps.itl_ms()
+    if outcome.gaps.gaps.count and metric == "output_token_throughput_per_user":
+        return outcome.gaps.tokens_per_s()
+    return statistics([_value(metric, row) for row in rows])
+
+
 def _value(metric: str, row: RequestRow) -> float | None:
     if metric == "output_token_throughput_per_user":
         return 1000 / row.itl_ms if row.itl_ms else None
@@ -235,7 +246,7 @@ def _value(metric: str, row: RequestRow) -> float | None:
 
 
 def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Return mean, extremes, interpolated percentiles and population standard deviation; None for no values."""
+    """Return mean, extremes, percentiles and population standard deviation; None for no values."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return dict.fromkeys((*STATISTICS, "p95"))
@@ -254,11 +265,8 @@ def statistics(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def percentile(known: Sequence[float], part: float) -> float:
-    """Interpolate a percentile of sorted values."""
-    at = part * (len(known) - 1)
-    low = int(at)
-    high = min(low + 1, len(known) - 1)
-    return known[low] + (known[high] - known[low]) * (at - low)
+    """Return a percentile of sorted values: the value whose rank is nearest, as in the released report."""
+    return known[nearest_rank(len(known), part)]
 
 
 def telemetry_of(outcome: RunOutcome) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo.core.errors import ConfigError
+from dynamo.core.interpreter import rare_collections
 from dynamo.protocols.planner import Planner
 from dynamo.replay.agentic import AgenticLoad, Play
 from dynamo.replay.cluster import Cluster
@@ -105,7 +106,8 @@ class Scenario:
         }
         planner = None if self.planner is None else self.planner()
         namer = Namer(self.block_tokens, self.engine.block_size)
-        return Cluster(plan, load, namer, placements, planner, sampler).run(progress)
+        with rare_collections():
+            return Cluster.of(plan, load, namer, placements, planner, sampler).run(progress)
 
     def _pools(self) -> tuple[PoolPlan, ...]:
         prefill_gpus, decode_gpus = self.gpus_per_worker

@@ -17,6 +17,7 @@ from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
+from dynamo.replay.gaps import GapHistogram
 from dynamo.replay.outcome import Flight
 
 
@@ -51,6 +52,7 @@ class SimulatedWorker:
     limits: RankLimits
     timing: StepTimes
     seed: int
+    gaps: GapHistogram
     simulation: Batching[Flight] = field(init=False)
     doing: Doing = field(init=False, default=Doing.IDLE)
     until_ms: float = field(init=False, default=0.0)
@@ -59,8 +61,10 @@ class SimulatedWorker:
     """Number of activities begun; identifies wake-ups of interrupted activities."""
     result: StepResult[Flight] | None = field(init=False, default=None)
     real_steps: int = field(init=False, default=0)
-    begun: list[SimulatedSequence[Flight]] = field(init=False, default_factory=list)
-    """Sequences that have one token."""
+    begun: dict[SimulatedSequence[Flight], float] = field(init=False, default_factory=dict)
+    """Sequences without a decode step since their prompt was computed, and the time of that."""
+    decoded_ms: float = field(init=False, default=0.0)
+    """End of the last decode step."""
     noted_ms: float = field(init=False, default=0.0)
     """Time up to which the levels are in the timeline."""
     tallied: tuple[int, int] = field(init=False, default=(0, 0))
@@ -141,8 +145,7 @@ class SimulatedWorker:
         is_cut = self.doing is Doing.STEPPING or (self.doing is Doing.RESUMING and self.until_ms > now_ms)
         if self.doing is Doing.COASTING:
             steps = bisect_left(self._ends, now_ms)  # Completed steps only; the current one generates nothing.
-            if steps:
-                self._note_second()
+            self._note_steps(steps)
             sim.skip(steps)
         gone: list[SimulatedSequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
         gone += [*sim.loading, *sim.loaded]
@@ -156,6 +159,9 @@ class SimulatedWorker:
                 generated -= 1
             if not sequence.owner.is_prefilling:
                 sequence.owner.migrated_tokens += generated
+                if sequence.owner.first_ms >= 0:
+                    last_ms = self.begun.get(sequence, self.decoded_ms)
+                    sequence.owner.paused_ms = sequence.paused_ms if sequence.paused_ms >= 0 else last_ms
                 if sequence.owner.second_ms > now_ms:
                     sequence.owner.second_ms = -1.0
         self.doing, self.result = Doing.IDLE, None
@@ -179,15 +185,53 @@ class SimulatedWorker:
         sim = self.simulation
         count = len(sim.decoding)
         context = sim.context_tokens + count * (steps + 1) // 2
-        self._note_second()
+        self._note_steps(steps)
         sim.skip(steps)
         seconds = (self._ends[steps - 1] - self._since_ms) / 1000 / steps
         scheduled = ScheduledRequests(num_decode_requests=count, sum_decode_kv_tokens=context)
         return CompletedSteps(ForwardPass(seconds, scheduled), steps, steps * count)
 
-    def _note_second(self) -> None:
-        """Set the time of the second token of sequences that had one: the end of the first coasted step."""
-        for sequence in self.begun:
-            if sequence.state is SequenceState.DECODING:
-                sequence.owner.second_ms = self._ends[0]
-        self.begun[:] = [sequence for sequence in self.begun if sequence.owner.second_ms < 0]
+    # Times between tokens.
+
+    def first_token(self, sequence: SimulatedSequence[Flight], now_ms: float) -> None:
+        """Note the token that ends a computed prompt: the first one, or the next one after a preemption or a migration."""
+        flight = sequence.owner
+        paused_ms = max(sequence.paused_ms, flight.paused_ms)
+        if paused_ms >= 0:
+            self.gaps.add(now_ms - paused_ms)
+            sequence.paused_ms = flight.paused_ms = -1.0
+            if flight.second_ms < 0:
+                flight.second_ms = now_ms
+        if sequence.state is SequenceState.DECODING:
+            self.begun[sequence] = now_ms
+
+    def decoded(self, result: StepResult[Flight], now_ms: float) -> None:
+        """Note the tokens of a step, except those that end a prompt."""
+        count = len(result.sequences) + len(result.finished) - len(result.prefilled)
+        if count > 0:
+            self._note_decode(count, now_ms)
+
+    def _note_decode(self, count: int, now_ms: float) -> None:
+        if self.begun:
+            for sequence, since_ms in self.begun.items():
+                if sequence.paused_ms >= 0:  # Preempted before its next token.
+                    sequence.paused_ms = since_ms
+                    continue
+                count -= 1
+                self.gaps.add(now_ms - since_ms)
+                if sequence.owner.second_ms < 0:
+                    sequence.owner.second_ms = now_ms
+            self.begun.clear()
+        if count:
+            self.gaps.add(now_ms - self.decoded_ms, count)
+        self.decoded_ms = now_ms
+
+    def _note_steps(self, steps: int) -> None:
+        """Note the tokens of coasted steps."""
+        count, ends = len(self.simulation.decoding), self._ends
+        if steps:
+            self._note_decode(count, ends[0])
+        if steps > 1:
+            first_ms, last_ms = ends[1] - ends[0], ends[steps - 1] - ends[steps - 2]
+            self.gaps.add_steps(first_ms, last_ms, ends[steps - 1] - ends[0], steps - 1, count)
+            self.decoded_ms = ends[steps - 1]

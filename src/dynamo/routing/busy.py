@@ -28,7 +28,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_set(self) -> bool:
         """Whether any threshold is set."""
-        return any(getattr(self, name) is not None for name in self.__struct_fields__)
+        return not (
+            self.active_decode_blocks_threshold is None
+            and self.active_prefill_tokens_threshold is None
+            and self.active_prefill_tokens_threshold_frac is None
+        )
 
     def merged(self, update: "Thresholds") -> "Thresholds":
         """Return these thresholds with those that `update` sets."""

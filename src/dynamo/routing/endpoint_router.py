@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from dynamo.core.amortized import AmortizedUpdate
 from dynamo.core.boundaries import Rollback
 from dynamo.core.clock import SystemClock
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode, json_decoder, msgpack_decoder
@@ -207,6 +208,7 @@ class EndpointRouter:
         self._client: Client | None = None
         self._tasks = TaskOwner(f"router of {endpoint}")
         self._synced = asyncio.Event()
+        self._update = AmortizedUpdate(self._set_workers)
         self._workers_min = workers_min
         self._has_enough = asyncio.Event()
         self._clock = SystemClock()
@@ -225,7 +227,7 @@ class EndpointRouter:
     async def start(self) -> None:
         """Start; return once the present instances are known, and the initial workers among them."""
         self._client = await self.endpoint.client(RouterMode.KV)
-        self._client.on_change(self._set_workers)
+        self._client.on_change(self._drop_absent)
         self._tasks.supervise(self._watch, "cards")
         if self.busy.thresholds.is_set:
             self._tasks.supervise(self._listen, "loads")
@@ -245,6 +247,7 @@ class EndpointRouter:
     async def close(self) -> None:
         """Stop; requests in progress continue."""
         await self._tasks.cancel_and_wait()
+        self._update.close()
         await self.kv.close()
         if self._client is not None:
             await self._client.close()
@@ -352,14 +355,21 @@ class EndpointRouter:
     # Instances.
 
     def _avoid(self, exclude: frozenset[int]) -> frozenset[int]:
-        present = frozenset(self.client.instance_ids())
-        avoid = exclude | self.client.unsound()
+        unsound = self.client.unsound()
+        if not (exclude or unsound):
+            return exclude
+        present, avoid = frozenset(self.client.instance_ids()), exclude | unsound
         return exclude if avoid >= present and not exclude >= present else avoid
 
     def _busy(self, exclude: frozenset[int]) -> frozenset[int]:
         if not self.busy.thresholds.is_set:
             return frozenset()
         return self.busy.busy(frozenset(self.client.instance_ids()) - exclude)
+
+    def _drop_absent(self) -> None:
+        if self._client is not None:
+            self.kv.keep(set(self._client.instance_ids()))
+        self._update.request()
 
     def _set_workers(self) -> None:
         """Pass the present workers to the router; a worker without a card counts as one rank of unknown capacity."""
@@ -393,7 +403,7 @@ class EndpointRouter:
                     self._cards.pop(change.key, None)
             else:
                 continue
-            self._set_workers()
+            self._update.request()
 
     def _enter(self, key: str, value: bytes) -> None:
         try:

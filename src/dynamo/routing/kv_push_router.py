@@ -10,8 +10,10 @@ its progress when the next decision needs it.
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 from dynamo.core.clock import Clock, SystemClock
@@ -145,6 +147,8 @@ class KvPushRouter:
         self._configured = self.machine.predicted
         self._without_events: set[int] = set()
         """Present workers that were reported because their cards state that they publish no KV events."""
+        self._is_prepared = False
+        """Whether the code for many ranks is imported, or being imported."""
         self._queue_timeout_s = setting("DYN_ROUTER_QUEUE_TIMEOUT_SECS", QUEUE_TIMEOUT_S, float)
 
     async def start(self) -> None:
@@ -225,15 +229,24 @@ class KvPushRouter:
     def set_facts(self, workers: Collection[WorkerFacts]) -> None:
         """Replace the present workers and their facts."""
         machine = self.machine
-        present = {facts.worker_id for facts in workers}
-        for worker_id in [worker_id for worker_id in machine.workers if worker_id not in present]:
-            machine.remove_worker(worker_id)
-            if self.view is not None:
-                self.view.drop_worker(worker_id)
+        self.keep({facts.worker_id for facts in workers})
         for facts in workers:
             if machine.workers.get(facts.worker_id) != facts:
                 machine.set_worker(facts)
+        if len(machine.ranks) > machine.many_ranks // 2 and not self._is_prepared:
+            self._is_prepared = True  # Importing numpy takes a tenth of a second: not when the next worker joins.
+            threading.Thread(target=import_module, args=["dynamo.kv_router.rank_arrays"], daemon=True).start()
         self._metrics.set_ranks(machine.ranks)
+
+    def keep(self, present: Collection[int]) -> None:
+        """Drop all other workers."""
+        gone = self.machine.workers.keys() - present
+        for worker_id in gone:
+            self.machine.remove_worker(worker_id)
+            if self.view is not None:
+                self.view.drop_worker(worker_id)
+        if gone:
+            self._metrics.set_ranks(self.machine.ranks)
 
     # Requests.
 

@@ -264,11 +264,9 @@ class KvRouterMetrics:
         """Record the result of a decision."""
         if decision.blocks:
             self._hit_rate.observe(min(1.0, decision.hit_rate))
-        device = decision.snapshot.prompt.device
-        if not device or not self._model:
+        if not self._model or not decision.snapshot.prompt.device:
             return
-        size, chosen = decision.snapshot.block_size, decision.device_blocks
-        most = max([device.get(slot, 0) for slot in decision.snapshot.slots], default=0)
+        size, chosen, most = decision.snapshot.block_size, decision.device_blocks, decision.snapshot.deepest()
         self._best_tokens.value += most * size
         self._selected_tokens.value += chosen * size
         self._lost.observe(most - chosen)

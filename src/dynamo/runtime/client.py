@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dynamo.core.amortized import AmortizedValue, LoopTurn
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode
 from dynamo.core.errors import CannotConnect, InstanceTimeout, InvalidArgument, WorkerOverloaded, WorkerUnavailable
 from dynamo.core.loops import ForeignStream, is_foreign, on_loop
@@ -82,6 +83,7 @@ class Client:
             RouterMode(mode or RouterMode.ROUND_ROBIN), inhibited_duration_s(), device_ratio=device_ratio()
         )
         self._loop = asyncio.get_running_loop()
+        self._silent = AmortizedValue(self._find_silent)
         self._instances: dict[int, Instance] = {}
         self._targets: dict[int, Target] = {}
         self._keys: dict[str, int] = {}
@@ -141,13 +143,15 @@ class Client:
 
     def unsound(self) -> frozenset[int]:
         """Return the ids of instances that failed recently or are unresponsive."""
-        now = self._loop.time()
-        return frozenset(
-            instance_id
-            for instance_id in self._router.ids
-            if self._router.is_inhibited(instance_id, now)
-            or (self._watchful is not None and self._watchful.is_silent(self._targets[instance_id]))
-        )
+        inhibited = self._router.inhibited(self._loop.time())
+        silent = self._silent.get()
+        return silent.union(inhibited) if inhibited else silent
+
+    def _find_silent(self) -> frozenset[int]:
+        if self._watchful is None:
+            return frozenset()
+        is_silent = self._watchful.is_silent
+        return frozenset(instance_id for instance_id, target in self._targets.items() if is_silent(target))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after an instance was added, removed or changed."""
@@ -373,7 +377,9 @@ class Client:
         """Watch the registry forever. After a restart, remove the instances that left meanwhile."""
         path = self.endpoint.path  # Compared in full: a name may contain slashes.
         unconfirmed = set(self._keys)
+        turn = LoopTurn()
         async for change in self._discovery.watch(INSTANCES):
+            await turn.yield_if_long()
             if isinstance(change, Synced):
                 for key in unconfirmed:
                     self._apply(key, None)

@@ -86,6 +86,10 @@ class PushRouter:
         if self._inhibited_s > 0 and worker in self._ids:
             self._inhibited_until[worker] = now + self._inhibited_s
 
+    def inhibited(self, now: float) -> list[int]:
+        """Return the workers that failed recently and are deprioritized."""
+        return [worker for worker, until in self._inhibited_until.items() if until > now]
+
     def is_inhibited(self, worker: int, now: float) -> bool:
         """Return whether the worker failed recently and is deprioritized."""
         return self._inhibited_until.get(worker, now) > now

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from dynamo.core import logging as logs
+from dynamo.core.interpreter import configure_interpreter
 from dynamo.core.parent import die_with_parent
 from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.distributed import DistributedRuntime
@@ -44,6 +45,7 @@ def run_service(component: str, service: AbstractAsyncContextManager[None]) -> i
 async def _run_until_stopped(service: AbstractAsyncContextManager[None]) -> int:
     stop = stop_event()
     async with service:
+        configure_interpreter()
         await stop.wait()
     return 0
 

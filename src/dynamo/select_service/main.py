@@ -12,16 +12,9 @@ import msgspec
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument, SelectionServiceError
 from dynamo.routing.services.indexer_peers import URL_SCHEMES
-from dynamo.routing.services.selection import (
-    AFFINITY_MAX_S,
-    CACHE_BYTES,
-    CACHE_ENTRIES,
-    CACHE_TTL_S,
-    PromptBody,
-    ReservationBody,
-    SelectionCacheConfig,
-    SelectionService,
-)
+from dynamo.routing.services.pending_selections import BYTES_MAX, ENTRIES_MAX, TTL_S, SelectionCacheConfig
+from dynamo.routing.services.selection import AFFINITY_MAX_S, SelectionService
+from dynamo.routing.services.selection_requests import PromptBody, ReservationBody
 from dynamo.routing.services.worker_catalog import Id, WorkerBody
 from dynamo.routing.settings import TrackingOptions
 from dynamo.routing.sync.replica_peers import ReplicaOptions, add_peer_routes
@@ -51,13 +44,13 @@ class SelectOptions(ReplicaOptions, TrackingOptions):
         "Idle time after which a session (session_id) loses its worker, in seconds; enables session affinity",
     )
     selection_cache_ttl_secs: float = option(
-        CACHE_TTL_S, "--selection-cache-ttl-secs", None, "Time in which a selection can be reserved, in seconds"
+        TTL_S, "--selection-cache-ttl-secs", None, "Time in which a selection can be reserved, in seconds"
     )
     selection_cache_max_entries: int = option(
-        CACHE_ENTRIES, "--selection-cache-max-entries", None, "Maximum number of selections that can be reserved"
+        ENTRIES_MAX, "--selection-cache-max-entries", None, "Maximum number of selections that can be reserved"
     )
     selection_cache_max_bytes: int = option(
-        CACHE_BYTES, "--selection-cache-max-bytes", None, "Approximate maximum memory of these selections, in bytes"
+        BYTES_MAX, "--selection-cache-max-bytes", None, "Approximate maximum memory of these selections, in bytes"
     )
     assume_kv_reuse: bool = option(
         True, "--router-assume-kv-reuse", None, "Count the common prefix of concurrent requests on a worker once"

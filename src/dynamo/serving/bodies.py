@@ -5,14 +5,13 @@ decoding would take long, by its size and its number of values, is first decoded
 only if that finds it valid and within the limits of requests.
 """
 
-import asyncio
 import functools
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import InvalidArgument, Overloaded, Unknown
-from dynamo.core.threads import in_daemon_thread
+from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES, request_bounds
 
 T = TypeVar("T")
@@ -21,6 +20,7 @@ INLINE_BYTES = 16 << 10  # Decoded within 2 ms, whatever the content.
 ESTIMATED_BYTES = 256 << 10  # Up to here the estimate itself takes less than 0.1 ms.
 INLINE_S = 0.002
 THREAD_S = 0.03  # Maximum time the loop is blocked while a thread decodes.
+DECODING_THREADS = 1  # The decoder holds the interpreter lock, so that more would not be faster.
 SLICE_BYTES = 1 << 20  # Bytes counted at a time; other threads run in between.
 BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 300e-9
 """Decoding time of a byte of text, a list item, and an object or a list, on a slow core."""
@@ -38,18 +38,24 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
     `kind` names the same decoder in `http.body_child`; without it no child process is used.
     """
     size = len(body)
-    if size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S):
+    if is_short(body):
         return decode(bytes(body))
     if kind and (
-        size > request_bounds().text_chars or await asyncio.to_thread(estimated_s, body) > THREAD_S
+        size > request_bounds().text_chars
+        or await in_few_threads(lambda: estimated_s(body), "body", DECODING_THREADS) > THREAD_S
     ):  # Only a child may find out that so much text is not allowed.
         await in_daemon_thread(lambda: _check(body, kind), "request body")
-    return await asyncio.to_thread(
-        decode, cast("bytes", body)
-    )  # The decoder accepts both types; a copy would block the loop.
+    given = cast("bytes", body)  # The decoder accepts both types; a copy would block the loop.
+    return await in_few_threads(lambda: decode(given), "body", DECODING_THREADS)
 
 
-def estimated_s(body: bytearray) -> float:
+def is_short(body: bytes | bytearray) -> bool:
+    """Return whether a body can be decoded on the event loop."""
+    size = len(body)
+    return size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S)
+
+
+def estimated_s(body: bytes | bytearray) -> float:
     """Return an upper bound of the decoding time in seconds; separators within strings are counted as well."""
     commas = objects = 0
     for start in range(0, len(body), SLICE_BYTES):

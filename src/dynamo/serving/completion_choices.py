@@ -1,17 +1,20 @@
 """Shown choices: selection of the choices to show, echo, and the log-probabilities of the prompt."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo.core.errors import InvalidArgument, Unknown
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.openai import CommonRequest, CompletionRequest
+from dynamo.protocols.openai_ranges import TEXT_VARIABLE, refuse_count, request_bounds
 from dynamo.serving.answers import all_choices
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.postprocessor import TokenEntry
 from dynamo.serving.served_model import ServedModel
 
+ECHO_TOKENS_INLINE = 4096  # Decoded within about a millisecond.
 LOGPROB_MIN = -9999.0
 """Logprob of an impossible token, as reported by vLLM: JSON has no infinity."""
 
@@ -78,6 +81,30 @@ def finisher_of(request: CompletionRequest) -> Callable[[Sequence[Generation]], 
         return shown
 
     return finish
+
+
+async def echoes_of(
+    model: ServedModel, request: CompletionRequest, prepared: Sequence[PreprocessedRequest]
+) -> list[str]:
+    """Return the prompts as `echo` repeats them, decoded in a thread if they are long; none without `echo`.
+
+    Raise `InvalidArgument` if the choices would repeat too much text.
+    """
+    if not request.echo:
+        return []
+    tokens = sum(len(one.token_ids) for one in prepared)
+    if tokens > ECHO_TOKENS_INLINE:
+        return await asyncio.to_thread(_echoes, model, request, prepared)
+    return _echoes(model, request, prepared)
+
+
+def _echoes(model: ServedModel, request: CompletionRequest, prepared: Sequence[PreprocessedRequest]) -> list[str]:
+    echoes = [echo_of(model, request, place, one) for place, one in enumerate(prepared)]
+    chars = sum(map(len, echoes)) * max(request.n or 1, 1)
+    most = request_bounds().text_chars
+    if chars > most:
+        refuse_count(chars, most, "echo", "characters in all choices", TEXT_VARIABLE)
+    return echoes
 
 
 def echo_of(model: ServedModel, request: CompletionRequest, place: int, prepared: PreprocessedRequest) -> str:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from dynamo.core.amortized import LoopTurn
 from dynamo.core.backoff import Backoff
 from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.core.errors import DynamoException, NotFound, NotReady
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Delays between attempts to fetch a card's files from an unavailable worker.
 DEFAULT_BLOCK_SIZE = 16  # For a card without a block size, as upstream.
 FETCHES_MAX = 8  # Concurrent fetches: more than there are models that hang at once, fewer than would saturate the link.
+DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards it found.
 
 DEPARTED_S = 10.0  # By then a live worker has rewritten a lost record, and a restarted one is registered.
@@ -151,7 +153,9 @@ class Models:
         """Watch discovery forever. After a restart, drop the models that left meanwhile."""
         stale = {*self._keys, *self._fetches}
         events: AsyncIterator[Change] = self._runtime.discovery.watch(MODEL_CARDS)
+        turn = LoopTurn()
         async for event in events:
+            await turn.yield_if_long()
             match event:
                 case Put(key=key, value=value):
                     stale.discard(key)
@@ -360,6 +364,12 @@ class Models:
             await self._remove(key)
         started_s = time.perf_counter()
         served = self._sets.get(place)
+        if served is not None and before is None and self._is_usual(served, record, checksum):
+            served.records[key] = (record, checksum)
+            self._keys[key] = place
+            served.update_router()
+            logger.info("model %s: worker %x of %s", served.name, record.instance_id, endpoint)
+            return
         if served is None:
             served = await self._begin_set(place, endpoint, record.card_json)
             for past in [past for past, old_place in self._past.items() if old_place == place]:
@@ -371,6 +381,18 @@ class Models:
         if await self._follow(place, served):
             took_ms = (time.perf_counter() - started_s) * 1e3
             logger.info("model %s: worker %x of %s, in %.0f ms", served.name, record.instance_id, endpoint, took_ms)
+
+    def _is_usual(self, served: ServedModel, record: ModelRecord, checksum: str) -> bool:
+        """Return whether a worker has the card that its set uses, and its endpoint serves no other model.
+
+        Its arrival or departure then changes nothing but the workers of the set, in constant time: thousands may join at once.
+        """
+        return (
+            served.is_loaded
+            and served.checksum == checksum
+            and not served.excludes(record.instance_id)
+            and sum(one.endpoint == served.endpoint for one in self._sets.values()) == 1
+        )
 
     async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
         """Create the set for the first card of its model and endpoint."""
@@ -430,7 +452,12 @@ class Models:
         if place is None or served is None:
             return
         name = place[0]
+        first = next(iter(served.records))
+        is_shared = first != key and served.records[first][1] == served.checksum  # Another record has the set's card.
         record = served.records.pop(key, None)
+        if is_shared and record is not None and self._is_usual(served, *record):
+            served.update_router()
+            return
         if not served.records:
             del self._sets[place]
             if record is not None:

@@ -28,7 +28,7 @@ from dynamo.serving.announcing import AnswerOptions
 from dynamo.serving.answers import BaseAnswer, Closed, Flusher, StreamAnswer, UnaryAnswer
 from dynamo.serving.bodies import decoded
 from dynamo.serving.completion_calls import CompletionAnswer, CompletionCall, TextCompletionAnswer
-from dynamo.serving.completion_choices import chat_finisher, echo_of, finisher_of
+from dynamo.serving.completion_choices import chat_finisher, echoes_of, finisher_of
 from dynamo.serving.endpoints import CHAT, COMPLETIONS, Surface, tiered
 from dynamo.serving.extras import EXPLAIN, YES, explanation_of, extras_of
 from dynamo.serving.generation import Generation
@@ -138,7 +138,8 @@ class Pipeline(OpenRequests):
             if isinstance(answer, StreamAnswer | UnaryAnswer) and is_instance_query(request, model, surface):
                 await answer_query(answer, model, surface, prepared[0])
                 return
-            self._begin_generations(answer, model, request, prepared)
+            echoes = await echoes_of(model, request, prepared) if isinstance(request, CompletionRequest) else ()
+            self._begin_generations(answer, model, request, prepared, echoes)
             self._route(answer, model)
             await self._send(answer, model)
 
@@ -165,6 +166,7 @@ class Pipeline(OpenRequests):
         model: ServedModel,
         request: GenerationRequest,
         prepared: Sequence[PreprocessedRequest],
+        echoes: Sequence[str],
     ) -> None:
         """Create the receivers of the engine requests' tokens; choices are numbered across them."""
         reader: AnswerReader | None = None
@@ -187,10 +189,9 @@ class Pipeline(OpenRequests):
             generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
             first_index += len(generation.choices)
             answer.add(generation)
-            if isinstance(request, CompletionRequest) and request.echo:
-                echo = echo_of(model, request, place, one)
+            if echoes:
                 for choice in generation.choices:
-                    choice.add(echo)
+                    choice.add(echoes[place])
 
     def _route(self, answer: BaseAnswer, model: ServedModel) -> None:
         """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""

@@ -8,6 +8,7 @@ from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.chat_template.sandbox import Budget
 from dynamo.text.preprocessor import Preprocessor
+from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 
 
 def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:
@@ -29,4 +30,7 @@ async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, 
 
 
 def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget) -> int:
-    return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))
+    try:
+        return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))
+    except TooManyTokens as error:
+        return error.count

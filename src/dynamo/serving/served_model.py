@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from dynamo.core.amortized import AmortizedUpdate, AmortizedValue
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.errors import NoMatchingWorker, NotReady, Overloaded, WorkerUnavailable
 from dynamo.core.memory import trim_memory
@@ -14,7 +15,7 @@ from dynamo.kv_router.router import Decision
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import ModelFiles
-from dynamo.protocols.discovery import EndpointId
+from dynamo.protocols.discovery import EndpointId, record_key
 from dynamo.protocols.engine import RESUMES_SAMPLING, PreprocessedRequest
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
@@ -107,14 +108,21 @@ class ServedModel:
         """Task that receives the workers' load reports, if a threshold needs them."""
         self.successor: ServedModel | None = None
         """Set that replaced this one after its last worker left the registry."""
+        self._router_update = AmortizedUpdate(self._update_router)
+        self._above_threshold = AmortizedValue(self._find_busy)
         client.on_change(self._workers_changed)
 
     def _workers_changed(self) -> None:
-        self.busy.keep(self.client.instance_ids())
+        if self.kv is not None:
+            self.kv.keep(set(self.client.instance_ids()))
         self.update_router()
 
     def update_router(self) -> None:
-        """Update the KV router with the present workers and their cards."""
+        """Update the KV router with the cards of the present workers; with very many, within a fraction of a second."""
+        self._router_update.request()
+
+    def _update_router(self) -> None:
+        self.busy.keep(self.client.instance_ids())
         if self.kv is not None:
             cards = {record.instance_id: record.card_json for record, _ in self.records.values()}
             self.kv.set_workers({one: cards[one] for one in self.worker_ids() if one in cards})
@@ -197,7 +205,10 @@ class ServedModel:
 
     def card_of(self, instance_id: int) -> ModelDeploymentCard | None:
         """Return the card published by a worker."""
-        for record, _ in self.records.values():
+        usual = self.records.get(record_key(self.endpoint, instance_id))
+        if usual is not None:
+            return usual[0].card_json
+        for record, _ in self.records.values():  # The key of an adapter's card is longer.
             if record.instance_id == instance_id:
                 return record.card_json
         return None
@@ -345,7 +356,9 @@ class ServedModel:
             return await successor.choose(request, request_id, progress, exclude, metadata, onward)
         if self.kv is None:
             return None
-        avoid = self._excluded | workers_to_avoid(self.worker_ids(), exclude, self.client.unsound())
+        unsound, avoid = self.client.unsound(), self._excluded
+        if exclude or unsound:
+            avoid |= workers_to_avoid(self.worker_ids(), exclude, unsound)
         try:
             chosen = await self.kv.choose(
                 request,
@@ -388,13 +401,16 @@ class ServedModel:
         """Return the busy workers; empty if all eligible workers are busy, as a busy worker is better than none."""
         if not self.busy.thresholds.is_set:
             return frozenset()
+        busy = self._above_threshold.get() - exclude
+        return frozenset() if busy.issuperset(frozenset(self.worker_ids()) - exclude) else busy
+
+    def _find_busy(self) -> frozenset[int]:
         self._book()
-        able = frozenset(self.worker_ids()) - exclude
-        busy = self.busy.busy(able)
-        return frozenset() if busy == able else busy
+        return self.busy.busy(self.worker_ids())
 
     async def close(self) -> None:
         """Close routers and client; active calls continue."""
+        self._router_update.close()
         for router in (self.kv, self.sessions):
             if router is not None:
                 await router.close()
@@ -423,6 +439,10 @@ class ServedModel:
                 "model %s: %d worker(s) of %s publish another card and are not used",
                 self.name, len(self._other_cards), self.endpoint,
             )  # fmt: skip
+
+    def excludes(self, worker_id: int) -> bool:
+        """Return whether a worker of the endpoint is not used for this set."""
+        return worker_id in self._excluded
 
     def leave_out(self, own: frozenset[int], others: frozenset[int]) -> None:
         """Exclude workers that serve only other models, even after they stop serving any."""

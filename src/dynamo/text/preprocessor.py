@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
-from dynamo.core.threads import in_daemon_thread
+from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import ModelDeploymentCard
@@ -32,10 +32,13 @@ from dynamo.text.fill_in_middle import FillInMiddle
 from dynamo.text.guided import form_bytes, guided_decoding
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages
 from dynamo.text.multimodal.routing_hashes import ImageRouting, image_routing
+from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
 T = TypeVar("T")
 
+POOL, THREADS = "prompt", 3
+"""Threads that prepare long prompts: tokenizers run without the interpreter lock, but templates hold it."""
 THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: too long for the event loop.
 THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
 SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
@@ -98,6 +101,7 @@ class Preprocessor:
         self.mdc_sum = mdc_sum(card)
         self.context_length = _context_length(card)
         """Maximum of prompt and output together, in tokens; 0 if unknown."""
+        self.tokenizer.tokens_max = max(self.tokenizer.tokens_max, self.context_length)
         self.timings: Timings | None = None
         """Observer of the duration of preparing a chat."""
         self.readers = Readers(card.runtime_config, self.tokenizer)
@@ -131,7 +135,7 @@ class Preprocessor:
             text = self.formatted_prompt(request, budget)
             self._check_length(text, "messages")
             rendered_s = time.perf_counter()
-            token_ids = self.tokenizer.encode(text)
+            token_ids = self._encoded(text, "messages", special=False)
             self._report_timings(rendered_s - began_s, time.perf_counter() - rendered_s)
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         output = OutputOptions(
@@ -230,7 +234,7 @@ class Preprocessor:
         """Return the result of `work` on a chat's prompt, with the smallest budget that its template needs."""
         is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
         with contextlib.suppress(OverBudget):
-            return work(QUICK) if is_short else await asyncio.to_thread(work, LONG)
+            return work(QUICK) if is_short else await in_few_threads(partial(work, LONG), POOL, THREADS)
         # This may wait for a child process; the loop's thread pool is reserved for computation.
         return await in_daemon_thread(partial(work, FULL), "chat template")
 
@@ -238,7 +242,7 @@ class Preprocessor:
         """Run `completion`, in a thread if the prompts are long; short ones do not suspend."""
         prompt = request.prompt
         if body_bytes >= THREAD_BODY_BYTES:
-            return await asyncio.to_thread(self.completion, request)
+            return await in_few_threads(partial(self.completion, request), POOL, THREADS)
         if isinstance(prompt, str):
             size = len(prompt)
         else:
@@ -246,7 +250,7 @@ class Preprocessor:
         size += len(request.suffix or "")
         if size + form_bytes(request) < THREAD_CHARS_MIN:
             return self.completion(request)
-        return await asyncio.to_thread(self.completion, request)
+        return await in_few_threads(partial(self.completion, request), POOL, THREADS)
 
     def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
         """Return the text that is tokenized, as in the annotation `formatted_prompt`. Raise as `chat`."""
@@ -274,16 +278,22 @@ class Preprocessor:
             if isinstance(text, str):
                 self._check_length(text, "prompt")
         if isinstance(prompt, str):
-            return [self.tokenizer.encode(prompt, add_special_tokens=True)]
+            return [self._encoded(prompt, "prompt")]
         assert prompt, "decoding rejects an empty prompt"
         if isinstance(prompt[0], int):
             return [self._checked(prompt, "prompt")]  # type: ignore[arg-type]
         return [
-            self.tokenizer.encode(part, add_special_tokens=True)
-            if isinstance(part, str)
-            else self._checked(part, "prompt")  # type: ignore[arg-type]
+            self._encoded(part, "prompt") if isinstance(part, str) else self._checked(part, "prompt")  # type: ignore[arg-type]
             for part in prompt
         ]
+
+    def _encoded(self, text: str, param: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt. Raise `InvalidArgument` for too many."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=special)
+        except TooManyTokens as error:
+            self._max_tokens(error.count, None, param)  # Usually the model's context is exceeded as well.
+            raise
 
     def _middle(self, request: CompletionRequest) -> FillInMiddle:
         """Return the model's format. Raise `InvalidArgument` for an unsupported suffix."""

@@ -18,7 +18,7 @@ MODULES = {
     "apiextensions.k8s.io/v1": "apiextensions_v1", "admissionregistration.k8s.io/v1": "admissionregistration_v1",
     "networking.k8s.io/v1": "networking_v1", "storage.k8s.io/v1": "storage_v1",
     "discovery.k8s.io/v1": "discovery_v1", "coordination.k8s.io/v1": "coordination_v1",
-    "scheduling.k8s.io/v1": "scheduling_v1",
+    "scheduling.k8s.io/v1": "scheduling_v1", "resource.k8s.io/v1": "resource_v1",
 }  # fmt: skip
 QUANTITIES = {"limits", "requests", "capacity", "allocatable", "hard", "used", "overhead", "sizeLimit", "divisor",
               "averageValue", "value"}  # fmt: skip

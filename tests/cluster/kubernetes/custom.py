@@ -11,6 +11,7 @@ from tests.cluster.kubernetes.rules import check_rules, rules_of
 from tests.cluster.kubernetes.schema import Schema
 
 CRDS = ("apiextensions.k8s.io", "customresourcedefinitions")
+PROTECTED, APPROVAL = (".k8s.io", ".kubernetes.io"), "api-approved.kubernetes.io"
 TYPED = {"object", "array", "string", "integer", "number", "boolean"}
 
 
@@ -91,6 +92,7 @@ def check_definition(item: Object, live: Object | None) -> list[Object]:
     causes = [required(f"spec.names.{name}") for name in ("plural", "kind") if not names.get(name)]
     if not spec.get("group"):
         causes.append(required("spec.group"))
+    causes += _check_approval(item["metadata"], str(spec.get("group") or ""))
     if spec.get("scope") not in {"Namespaced", "Cluster"}:
         causes.append(required("spec.scope"))
     wanted = f"{names.get('plural')}.{spec.get('group')}"
@@ -125,6 +127,18 @@ def check_definition(item: Object, live: Object | None) -> list[Object]:
             continue
         causes += check_structural(raw, at if len(versions) > 1 else "spec.validation.openAPIV3Schema")
     return causes
+
+
+def _check_approval(metadata: Object, group: str) -> list[Object]:
+    """Return the causes for which a definition in a group of the Kubernetes project is refused: it names its approval."""
+    if not f".{group}".endswith(PROTECTED):
+        return []
+    path, value = f"metadata.annotations[{APPROVAL}]", (metadata.get("annotations") or {}).get(APPROVAL)
+    if not value:
+        return [required(path, f'protected groups must have approval annotation "{APPROVAL}"')]
+    if not value.startswith(("unapproved", "https://", "http://")):
+        return [invalid_value(path, value, 'must be a URL or begin with "unapproved"')]
+    return []
 
 
 def check_structural(raw: Any, path: str, *, is_nested_logic: bool = False) -> list[Object]:

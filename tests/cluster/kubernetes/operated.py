@@ -20,6 +20,8 @@ from dynamo.operator.reconcile.names import OperatorSettings
 Object = dict[str, Any]
 SPACE = "default"
 DEADLINE_S = 20.0
+COLLECTED_S = 60.0
+"""Limit of garbage collection: the released collector looks for new kinds every 30 s."""
 LOOK_S = 0.5
 """Interval in which the operator looks for optional kinds."""
 REST_S = 1.0

@@ -22,7 +22,7 @@ NAMESPACED = (
     "/api/v1/namespaces/{}/persistentvolumeclaims", "/apis/networking.k8s.io/v1/namespaces/{}/ingresses",
     "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles", "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
-    "/api/v1/namespaces/{}/events",
+    "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates", "/api/v1/namespaces/{}/events",
 )  # fmt: skip
 KEPT = frozenset({"kubernetes", "kube-root-ca.crt"})
 DEFAULT = "default"

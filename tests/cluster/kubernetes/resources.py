@@ -116,6 +116,7 @@ rbac.authorization.k8s.io/v1 roles Role
 rbac.authorization.k8s.io/v1 rolebindings RoleBinding
 rbac.authorization.k8s.io/v1 clusterroles ClusterRole - cluster
 rbac.authorization.k8s.io/v1 clusterrolebindings ClusterRoleBinding - cluster
+resource.k8s.io/v1 resourceclaimtemplates ResourceClaimTemplate
 scheduling.k8s.io/v1 priorityclasses PriorityClass pc cluster
 storage.k8s.io/v1 storageclasses StorageClass sc cluster
 admissionregistration.k8s.io/v1 mutatingwebhookconfigurations MutatingWebhookConfiguration - cluster

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
+from string import Template
 
 import pytest
 from packaging.requirements import Requirement
@@ -49,13 +50,16 @@ class Stage:
 
 
 def stages(path: Path) -> list[Stage]:
-    """Return the stages of a Containerfile."""
+    """Return the stages of a Containerfile, with the defaults of its arguments."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     found: list[Stage] = []
+    arguments: dict[str, str] = {}
     for line in text.splitlines():
         word, _, rest = line.strip().partition(" ")
-        if word == "FROM":
-            base, *alias = rest.split()
+        if word == "ARG" and not found:
+            name, _, arguments[name] = rest.partition("=")
+        elif word == "FROM":
+            base, *alias = Template(rest).substitute(arguments).split()
             found.append(Stage(base, alias[1] if alias else ""))
         elif word and not word.startswith("#") and found:
             found[-1].instructions.append((word, rest.strip()))

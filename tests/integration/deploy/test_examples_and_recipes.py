@@ -14,13 +14,17 @@ from tools import deploy_examples
 from tools.pages import ROOT
 
 from dynamo.core.config import load
+from dynamo.epp.config import EppOptions
 from dynamo.frontend.config import FrontendConfig
 from dynamo.mocker.config import MockerConfig
 from dynamo.planner.config.planner_config import parse
 
 pytestmark = pytest.mark.integration
 
-EXAMPLES = sorted((ROOT / "examples" / "backends").glob("*/deploy/*.yaml"))
+BACKENDS = ROOT / "examples" / "backends"
+EXAMPLES = sorted(BACKENDS.glob("*/deploy/*.yaml"))
+GATEWAY_EXAMPLES = sorted(BACKENDS.glob("*/deploy/gaie/*agg.yaml"))
+ROUTES = sorted(BACKENDS.glob("*/deploy/gaie/http-route.yaml"))
 RECIPES = sorted((ROOT / "recipes").glob("*/*/*/deploy.yaml"))
 Object = dict[str, Any]
 
@@ -37,18 +41,19 @@ def dynamo(*argv: str) -> "subprocess.CompletedProcess[str]":
 def test_example_files_equal_the_generated_table() -> None:
     made = dict(deploy_examples.contents())
     assert [str(path) for path, text in made.items() if not path.exists() or path.read_text() != text] == []
-    assert {*EXAMPLES, *RECIPES} <= made.keys()
+    assert {*EXAMPLES, *GATEWAY_EXAMPLES, *ROUTES, *RECIPES} <= made.keys()
 
 
 def test_examples_cover_five_graphs_of_four_engines_and_a_dozen_recipes() -> None:
     assert len(EXAMPLES) == 20
     assert {one.stem for one in EXAMPLES} == set(deploy_examples.MODES)
+    assert (len(GATEWAY_EXAMPLES), len(ROUTES)) == (8, 4)
     assert len(RECIPES) >= 12
     assert len({(path.parts[-3], path.parts[-2]) for path in RECIPES}) >= 6
 
 
 def test_example_manifests_pass_admission_and_render() -> None:
-    paths = [str(path) for path in (*EXAMPLES, *RECIPES)]
+    paths = [str(path) for path in (*EXAMPLES, *GATEWAY_EXAMPLES, *RECIPES)]
     checked = dynamo("validate", *paths)
     assert checked.returncode == 0, checked.stderr
     assert f"{len(paths)} checked, 0 problems" in checked.stdout
@@ -62,20 +67,47 @@ def test_example_manifests_pass_admission_and_render() -> None:
             kubernetes_validate.validate(one, "1.34", strict=True)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+@pytest.mark.parametrize("path", ROUTES, ids=lambda path: str(path.parts[-4]))
+def test_route_of_a_gateway_refers_to_the_rendered_pool_and_port(path: Path) -> None:
+    rendered = dynamo("render", str(path.with_name("agg.yaml")))
+    objects = [one for one in yaml.safe_load_all(rendered.stdout) if one]
+    (pool,) = (one for one in objects if one["kind"] == "InferencePool")
+    (route,) = read(path)
+    (reference,) = route["spec"]["rules"][0]["backendRefs"]
+    assert reference["name"] == pool["metadata"]["name"]
+    assert {"number": reference["port"]} in pool["spec"]["targetPorts"]
+    selector = pool["spec"]["selector"]["matchLabels"]
+    (pods,) = (
+        one["spec"]["template"] for one in objects
+        if one["kind"] == "Deployment" and selector.items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    )  # fmt: skip
+    ports = [
+        port["containerPort"]
+        for one in pods["spec"]["containers"]
+        for port in one.get("ports", ())
+        if port["name"] == "http"
+    ]
+    assert ports == [reference["port"]]
+
+
+@pytest.mark.parametrize(
+    "path", [*EXAMPLES, *GATEWAY_EXAMPLES], ids=lambda path: "-".join((path.parts[-3], path.parts[-2], path.stem))
+)
 def test_components_accept_their_arguments(path: Path) -> None:
     (graph,) = read(path)
     for component in graph["spec"]["components"]:
-        (container,) = component["podTemplate"]["spec"]["containers"]
-        args = container.get("args", [])
-        match container["command"][-1]:
-            case "dynamo.frontend":
-                load(FrontendConfig, args, {})
-            case "dynamo.mocker":
-                load(MockerConfig, args, {})
-            case "dynamo.planner":
-                config = parse(json.loads(args[args.index("--config") + 1]))
-                assert str(config.backend) == path.parts[-3]
+        for container in component["podTemplate"]["spec"]["containers"]:
+            args = container.get("args", [])
+            match container["command"][-1]:
+                case "dynamo.frontend":
+                    load(FrontendConfig, args, {})
+                case "dynamo.mocker":
+                    load(MockerConfig, args, {})
+                case "dynamo.epp":
+                    load(EppOptions, args, {one["name"]: one["value"] for one in container["env"]})
+                case "dynamo.planner":
+                    config = parse(json.loads(args[args.index("--config") + 1]))
+                    assert str(config.backend) == path.parts[-3]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: "-".join(path.parts[-4:-1]))

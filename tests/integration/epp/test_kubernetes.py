@@ -7,38 +7,25 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import yaml
 from tests.cluster.gateway import CHAT_PATH, DESTINATION, GatewayStream, refusal
-from tests.cluster.kubernetes.installed import GRAPHS, component, installed
+from tests.cluster.kubernetes.installed import GRAPHS, installed
 
 from dynamo.runtime.discovery.pod_identity import id_of_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 
 WORKER = "x-dynamo-worker-instance-id"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "backends" / "mocker" / "deploy" / "gaie" / "agg.yaml"
+CHAT = {"model": "Qwen/Qwen3-0.6B", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
 def test_gateway_request_reaches_the_picked_pod(tmp_path: Path) -> None:
     with installed(tmp_path) as cluster:
-        worker = component("decode", "worker", "dynamo.mocker", "--model-name", "m", "--speedup-ratio", "0")
-        sidecar = {
-            "name": "sidecar-frontend",
-            "image": "dynamo",
-            "command": ["python3", "-m", "dynamo.frontend", "--router-mode", "direct"],
-            "ports": [{"name": "http", "containerPort": 8000}],
-        }
-        worker["podTemplate"]["spec"]["containers"].append(sidecar)
-        worker |= {"replicas": 2, "frontendSidecar": "sidecar-frontend"}
-        picker = component("Epp", "epp", "dynamo.epp")
-        (container,) = picker["podTemplate"]["spec"]["containers"]
-        container["env"] = [{"name": "DYN_SECURE_SERVING", "value": "false"}]
-        spec = {"components": [component("Frontend", "frontend", "dynamo.frontend"), worker, picker]}
-        graph = {
-            "apiVersion": "nvidia.com/v1beta1",
-            "kind": "DynamoGraphDeployment",
-            "metadata": {"name": "chat"},
-            "spec": spec,
-        }
+        graph = yaml.safe_load(EXAMPLE.read_text())
+        graph["metadata"]["name"] = "chat"
+        (container,) = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"]
+        container["env"].append({"name": "DYN_SECURE_SERVING", "value": "false"})
         made = cluster.http.post(GRAPHS, json=graph)
         assert made.status_code == 201, made.text
         cluster.wait_until(lambda: len(cluster.kubelet.pods("chat-decode")) == 2, "the workers are not ready")

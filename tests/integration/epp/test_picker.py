@@ -1,5 +1,6 @@
 """The endpoint picker over real workers, driven by a gateway made from Envoy's public protobuf definitions."""
 
+import gzip
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import grpc
 import httpx
 import pytest
 from benchmarks.ports import free_port
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from tests.cluster.classifier import classifier
 from tests.cluster.cluster import Cluster
 from tests.cluster.gateway import BUFFERED, CHAT_PATH, DESTINATION, STREAMED, GatewayStream, mutated, refusal
@@ -129,6 +131,30 @@ def test_full_duplex_request_gets_its_worker_and_its_body_back(cluster: Cluster,
         assert stream.response_headers().WhichOneof("response") == "response_headers"
         stream.response_body(b'{"usage": {"prompt_tokens_details": {"cached_tokens": 32}}}', ends=True)
     assert 'dynamo_epp_cached_tokens_sum{model="m"} 32' in picker.exposition()
+
+
+def test_body_in_pieces_with_trailers_is_returned_whole_before_the_trailers(picker: Picker) -> None:
+    body = b"x" * 99_999
+    with picker.stream() as stream:
+        stream.request_headers(path="/v1/files")
+        for start in range(0, len(body), 1000):
+            stream.request_body(body[start : start + 1000], ends=False)
+        stream.send(request_trailers=ext_proc.HttpTrailers())
+        assert DESTINATION in mutated(stream.receive().request_headers.response)
+        passed = b""
+        while (answer := stream.receive()).WhichOneof("response") == "request_body":
+            part = answer.request_body.response.body_mutation.streamed_response
+            assert not part.end_of_stream, "the trailers follow"
+            passed += part.body
+        assert (answer.WhichOneof("response"), passed == body) == ("request_trailers", True)
+
+
+def test_compressed_request_is_refused_with_its_encoding(picker: Picker) -> None:
+    status, answer, _ = picker.refused(gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert (status, answer["error"]["message"]) == (
+        415,
+        "content-encoding gzip: workers do not decompress request bodies",
+    )
 
 
 def test_gateway_request_reaches_the_picked_worker_and_streams(cluster: Cluster, picker: Picker) -> None:

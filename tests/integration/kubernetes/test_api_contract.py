@@ -597,6 +597,23 @@ def test_definition_must_be_structural(api: httpx.Client) -> None:
     assert ("spec.validation.openAPIV3Schema.properties[spec].type", "FieldValueRequired") in found
 
 
+@pytest.mark.parametrize(("approval", "code"), [(None, 422), ("yes", 422), ("unapproved, a test", 201)])
+def test_definition_in_a_group_of_the_project_needs_an_approval(
+    api: httpx.Client, approval: str | None, code: int
+) -> None:
+    schema = {"openAPIV3Schema": {"type": "object"}}
+    item = {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "parts.x.k8s.io", "annotations": {"api-approved.kubernetes.io": approval} if approval else {}},
+        "spec": {"group": "x.k8s.io", "scope": "Namespaced", "names": {"plural": "parts", "kind": "Part"},
+                 "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}]},
+    }  # fmt: skip
+    response = api.post(CRDS, json=item)
+    assert response.status_code == code, response.text
+    if code == 422:
+        assert {field for field, _ in causes(response)} == {"metadata.annotations[api-approved.kubernetes.io]"}
+
+
 def test_apply_refuses_a_field_that_the_definition_does_not_have(api: httpx.Client, widgets: str) -> None:
     name = next(names)
     value = {**widget(name), "status": {"unheard": 1}}

@@ -1,9 +1,12 @@
 """Components that start from DynamoCheckpoints, on an API server: waiting, restored, and started without."""
 
+import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 from tests.cluster.kubernetes.operated import (
+    COLLECTED_S,
     SPACE,
     Case,
     Object,
@@ -15,7 +18,7 @@ from tests.cluster.kubernetes.operated import (
 )
 from tests.cluster.kubernetes.servers import AnyKubernetes
 
-from dynamo.k8s.kinds import CHECKPOINTS, DAEMON_SETS, DEPLOYMENTS
+from dynamo.k8s.kinds import CHECKPOINTS, DAEMON_SETS, DEPLOYMENTS, GRAPHS, JOBS, ObjectKind
 from dynamo.operator.reconcile.restores import IS_TARGET
 from dynamo.protocols.kubernetes.common import V1ALPHA1
 
@@ -107,6 +110,44 @@ def test_component_waits_for_its_checkpoint_and_is_restored_from_it(run: Callabl
             await cluster.until_at_rest(operator)
 
     run(case)
+
+
+def test_component_gets_a_checkpoint_of_its_own_whose_job_runs_its_container(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = with_checkpoint("WaitForCheckpoint")
+        value["spec"]["backendFramework"] = "vllm"
+        wanted = value["spec"]["components"][1]["experimental"]["checkpoint"]
+        del wanted["checkpointRef"]
+        saver = {"containers": [{"name": "saver", "image": "saver:1"}]}
+        wanted["job"] = {"podTemplate": {"metadata": {"labels": {"part": "capture"}}, "spec": saver}}
+        async with cluster.operator() as operator:
+            await cluster.apply(value)
+            status = await cluster.until(lambda status: is_successful(1)(status) and bool(checkpoint_state(status)))
+            (name,) = await cluster.names(CHECKPOINTS)
+            assert status["checkpoints"]["decode"]["checkpointName"] == name
+            made = await cluster.client.get(CHECKPOINTS, name, SPACE)
+            assert made is not None and made["status"]["phase"] == "Ready"
+            job = await cluster.client.get(JOBS, made["status"]["jobName"], SPACE)
+            assert job is not None
+            template = job["spec"]["template"]
+            assert template["metadata"]["labels"]["part"] == "capture"
+            assert [one["image"] for one in template["spec"]["containers"]] == ["image:1", "saver:1"]
+            worker = await worker_of(cluster)
+            assert worker["spec"]["template"]["metadata"]["labels"][IS_TARGET] == "true"
+            assert worker["status"]["readyReplicas"] == 2
+            await cluster.until_at_rest(operator)
+            await cluster.client.delete(GRAPHS, "chat", SPACE)
+            await until_none(cluster, CHECKPOINTS)
+
+    run(case)
+
+
+async def until_none(cluster: OperatedCluster, kind: ObjectKind) -> None:
+    """Wait until the objects of a kind are collected with their owner."""
+    deadline = time.monotonic() + COLLECTED_S
+    while found := await cluster.names(kind):
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.1)
 
 
 def test_component_starts_without_a_checkpoint_that_failed(run: Callable[[Case], None]) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.cluster.kubernetes.kubeconfig import write_kubeconfig
 from tests.cluster.kubernetes.servers import AnyKubernetes, administrator, install_definitions
 
 from dynamo.cli.deploy import deploy
@@ -55,6 +56,45 @@ def test_graph_is_applied_compared_shown_and_deleted(
     with pytest.raises(ConfigError, match=r"g: no DynamoGraphDeployment or .* of this name in namespace default"):
         deploy(["status", "g"])
     assert deploy(["delete", "g"]) == 1
+
+
+def test_objects_are_deleted_by_kind_and_name_and_absent_ones_are_named(
+    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.yaml"
+    model.write_text(
+        "apiVersion: nvidia.com/v1alpha1\nkind: DynamoModel\n"
+        "metadata: {name: m}\nspec: {modelName: m, baseModelName: b, modelType: base}\n"
+    )
+    assert deploy(["apply", str(model)]) == 0
+    assert deploy(["delete", "dm/m"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "DynamoModel/m deleted"
+    assert deploy(["delete", "dm/m"]) == 1
+    assert "error: m: no DynamoModel of this name in namespace default" in capsys.readouterr().err
+    assert deploy(["delete", str(graph_file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "DynamoGraphDeployment/g does not exist",
+        "ConfigMap/c does not exist",
+    ]
+
+
+def test_refusal_of_a_difference_names_the_file(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph_file.write_text(GRAPH.replace("name: g", "name: Wrong_1"))
+    assert deploy(["diff", str(graph_file)]) == 1
+    shown = capsys.readouterr()
+    assert f"error: {graph_file}: DynamoGraphDeployment/Wrong_1: 422 Invalid" in shown.err
+    assert "+kind: ConfigMap" in shown.out
+
+
+def test_refused_credentials_and_a_wrong_namespace_are_one_line(
+    graph_file: Path, kubernetes_api: AnyKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"--namespace 'Bad NS': must have lower-case letters"):
+        deploy(["status", "g", "--namespace", "Bad NS"])
+    file = write_kubeconfig(tmp_path / "other", kubernetes_api.url, "wrong", kubernetes_api.ca)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(ConfigError, match=r"KUBECONFIG: https?://.* refuses its credentials \(401 Unauthorized"):
+        deploy(["apply", str(graph_file)])
 
 
 def test_status_of_a_request_shows_conditions_and_the_next_step(

@@ -2,11 +2,13 @@
 
 import asyncio
 import base64
+import copy
 import time
 from collections.abc import Callable
 
 import pytest
 from tests.cluster.kubernetes.operated import (
+    COLLECTED_S,
     DEADLINE_S,
     SPACE,
     Case,
@@ -24,6 +26,7 @@ from tests.settle import until
 
 from dynamo.core.codec import json_encode
 from dynamo.k8s.kinds import (
+    CLAIM_TEMPLATES,
     COMPONENTS,
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -117,7 +120,7 @@ def test_a_new_image_rolls_the_workers_and_a_restart_reaches_every_pod(run: Call
             await cluster.apply(graph(image="image:2"))
             status = await cluster.until(is_successful(2))
             assert status["rollingUpdate"]["phase"] == "Completed"
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + COLLECTED_S
             while len(after := await cluster.names(DEPLOYMENTS)) > 2:  # Garbage-collected with its component.
                 assert time.monotonic() < deadline, after
                 await asyncio.sleep(0.05)
@@ -287,7 +290,10 @@ def extension(group: str, version: str, plural: str, kind: str) -> Object:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+        },
         "spec": {
             "group": group,
             "scope": "Namespaced",
@@ -332,7 +338,7 @@ def test_shared_objects_are_deleted_with_the_last_graph(run: Callable[[Case], No
             await cluster.client.delete(SERVICES, service, SPACE)
             await gone_and_back(cluster, service, is_present=True)
             await cluster.client.delete(GRAPHS, "chat", SPACE)
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + COLLECTED_S
             while any(one.startswith("chat-") for one in await cluster.names(SERVICES)):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
@@ -382,7 +388,7 @@ def test_pull_secrets_virtual_services_pools_and_topology_labels(
         }
         await cluster.client.create(SECRETS, secret, SPACE)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0", "labels": {"rack": "r7"}}}
-        await cluster.client.create(NODES, node)
+        await cluster.client.apply(NODES, node, manager="administrator")
         value = graph(image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1")
         value["spec"]["experimental"] = {"kvTransferPolicy": {"labelKey": "rack", "domain": "rack"}}
         entry = {"enabled": True, "host": "chat", "useVirtualService": True, "virtualServiceGateway": "istio/main"}
@@ -407,3 +413,54 @@ def test_pull_secrets_virtual_services_pools_and_topology_labels(
                 await asyncio.sleep(0.05)
 
     run_on(kubernetes_api, monkeypatch, EXTENSIONS)(case)
+
+
+def test_gpu_memory_service_shares_the_gpus_of_a_pod(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = graph()
+        worker = value["spec"]["components"][1]
+        worker["podTemplate"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+        plain = copy.deepcopy(value)
+        worker["experimental"] = {"gpuMemoryService": {}}
+        async with cluster.operator() as operator:
+            await cluster.apply(value)
+            await cluster.until(is_successful(1))
+            assert await cluster.names(CLAIM_TEMPLATES) == ["chat-decode-gpu"]
+            made = await cluster.client.get(CLAIM_TEMPLATES, "chat-decode-gpu", SPACE)
+            assert made is not None
+            (request,) = made["spec"]["spec"]["devices"]["requests"]
+            assert (request["exactly"]["deviceClassName"], request["exactly"]["count"]) == ("gpu.nvidia.com", 2)
+            pods = [one for one in (await cluster.client.list(PODS, SPACE)).items if "-decode-" in str(one["metadata"])]
+            assert [one["name"] for one in pods[0]["spec"]["initContainers"]] == ["gms-server"]
+            assert pods[0]["spec"]["containers"][0]["resources"] == {"claims": [{"name": "intrapod-shared-gpu"}]}
+            await cluster.until_at_rest(operator)
+            await cluster.client.replace(GRAPHS, {**plain, "metadata": await metadata_of(cluster)}, SPACE)
+            deadline = time.monotonic() + DEADLINE_S
+            while await cluster.names(CLAIM_TEMPLATES):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+    run(case)
+
+
+async def metadata_of(cluster: OperatedCluster) -> Object:
+    value = await cluster.client.get(GRAPHS, "chat", SPACE)
+    assert value is not None
+    found: Object = value["metadata"]
+    return found
+
+
+def test_graph_says_why_the_api_server_refuses_a_workload(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = graph()
+        del value["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["image"]
+        async with cluster.operator():
+            await cluster.apply(value)
+
+            def is_reported(status: Object) -> bool:
+                return any("containers[0].image" in one["message"] for one in status.get("conditions") or ())
+
+            status = await cluster.until(is_reported)
+            assert status["state"] == "pending"
+
+    run(case)

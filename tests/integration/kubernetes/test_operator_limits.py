@@ -44,10 +44,10 @@ CHECKPOINT: Object = {
 
 
 @pytest.fixture
-def run(kubernetes_api: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
+def run(own_kubernetes: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
     monkeypatch.setattr(manager, "STOP_S", 0.01)
     monkeypatch.setattr(view, "ABSENT_RETRY_S", 0.5)
-    return run_on(kubernetes_api, monkeypatch)
+    return run_on(own_kubernetes, monkeypatch)
 
 
 def requests(cluster: OperatedCluster) -> dict[str, int]:

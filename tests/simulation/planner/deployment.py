@@ -10,7 +10,7 @@ from tests.simulation.planner.scenario import BUDGET, PlannerScenario
 from dynamo.core.errors import NotReady
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
 from dynamo.planner.core.scaling import WorkerCapabilities
-from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.observation.traffic import ObservedTraffic, RouterQueues
 from dynamo.protocols.load import FORWARD_PASS_VERSION, ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import (
     EngineCapabilities,
@@ -121,6 +121,9 @@ class SimulatedDeployment:
         return FpmObservations(decode=found)
 
     async def sample(self) -> None: ...
+
+    def queues(self) -> RouterQueues:
+        return RouterQueues()
 
     async def window(self, interval_s: float) -> ObservedTraffic:
         await self._faulty("observations gone", hangs=False)

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.floods import LIMIT_MS, FloodsConfig, Window, effect, line, markdown
-from benchmarks.floods_attacks import attacks
+from benchmarks.floods import LIMIT_MS, FloodsConfig, Window, all_attacks, effect, line, markdown, volley
+from benchmarks.floods_attacks import Attack
+from benchmarks.floods_connections import FINAL, PING, TEXT, frame
 from benchmarks.floods_frontend import RECORD, LoopLag, read_lags
+from benchmarks.floods_send import request_bytes
 
 from dynamo.core.errors import ConfigError
 
@@ -15,14 +17,15 @@ SMALL = ("16,000 parts", "32 stop strings of 4 KB", "a schema of 8,000 propertie
 
 
 def test_names_of_attacks_are_unique() -> None:
-    names = [one.name for one in attacks()]
-    assert len(names) == len(set(names)) > 40
+    names = [one.name for one in all_attacks()]
+    assert len(names) == len(set(names)) > 150
     assert {*NOT_JSON, *SMALL} <= set(names)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_attack_is_a_request_in_json(name: str) -> None:
     (attack,) = FloodsConfig(attacks=f"^{name}$").selected()
+    assert isinstance(attack, Attack)
     body = json.loads(attack.body())
     assert body["model"] == "bench"
     assert body["messages"]
@@ -50,3 +53,30 @@ def test_effect_has_what_happened_within_its_window() -> None:
     assert not one.is_within
     assert line("flood", one).endswith("ABOVE THE LIMIT")
     assert "| flood | 400 | 375 | 60.0 | 60.0 | 50.0 | 40.0 |" in markdown({"flood": one})
+
+
+def test_request_is_complete_and_the_last_of_its_connection() -> None:
+    head, _, body = request_bytes("POST", "/v1/x", b"hello").partition(b"\r\n\r\n")
+    assert body == b"hello"
+    assert b"\r\nContent-Length: 5" in head and b"\r\nConnection: close" in head
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536])
+def test_frame_has_the_length_of_its_data(size: int) -> None:
+    data = frame(FINAL | TEXT, b"x" * size)
+    shown = data[1] & 0x7F
+    length = shown if shown < 126 else int.from_bytes(data[2 : 4 if shown == 126 else 10], "big")
+    assert (length, data[-size:] if size else b"") == (size, b"x" * size)
+    assert data[1] & 0x80, "a client masks its frames"
+    assert frame(FINAL | PING, b"")[0] & 0x0F == PING
+
+
+def test_crowd_makes_the_attack_once_for_each_client() -> None:
+    ports: list[int] = []
+
+    def shot(port: int) -> tuple[int, str]:
+        ports.append(port)
+        return 200, "done"
+
+    assert volley(7, shot, 3) == (200, "done")
+    assert ports == [7, 7, 7]

@@ -3,7 +3,7 @@
 import pytest
 
 from dynamo.cli.commands import COMMANDS
-from dynamo.cli.completion import SHELLS, completion, words_of_commands
+from dynamo.cli.completion import SHELLS, completion, values_of_commands, words_of_commands
 from dynamo.core.errors import ConfigError
 
 
@@ -12,6 +12,13 @@ def test_completion_words_are_the_declared_options() -> None:
     assert {"--engine", "--workers", "--router-mode"} <= set(words["serve", ""])
     assert set(words["deploy", ""]) >= {"validate", "apply"}
     assert "--tail" in words["deploy", "logs"]
+
+
+def test_values_of_flags_are_the_declared_choices() -> None:
+    values = values_of_commands()
+    assert set(values["serve", "--engine"]) >= {"cpu", "mocker", "vllm"}
+    assert values["recipe", "--format"] == ["table", "json"]
+    assert ("serve", "--http-port") not in values
 
 
 @pytest.mark.parametrize("shell", SHELLS)

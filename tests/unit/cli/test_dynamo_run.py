@@ -1,8 +1,10 @@
 """`dynamo-run`: the former command line as today's commands."""
 
+from pathlib import Path
+
 import pytest
 
-from dynamo.cli.dynamo_run import parse, run
+from dynamo.cli.dynamo_run import parse, read_prompts, run
 from dynamo.core.errors import ConfigError
 
 
@@ -42,6 +44,17 @@ def test_endpoint_is_a_worker_and_auto_is_a_frontend() -> None:
 def test_invalid_dynamo_run_arguments_are_refused_by_name(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(line.split())
+
+
+def test_batch_file_is_read_before_a_server_starts(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    with pytest.raises(ConfigError, match=r"in=batch:\S+in.jsonl: No such file or directory"):
+        run([f"in=batch:{path}", "out=cpu"])
+    path.write_text('{"text": "a"}\n\n{"prompt": "b"}\n')
+    with pytest.raises(ConfigError, match="line 3: expected a JSON object with a field text"):
+        run([f"in=batch:{path}", "out=cpu"])
+    path.write_text('{"text": "a"}\n\n{"text": 3}\n')
+    assert read_prompts(path) == ["a", "3"]
 
 
 def test_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_referenced_objects_are_created_first() -> None:
 
 def test_object_without_kind_is_a_problem() -> None:
     problems, _, checked = check_manifests([Manifest("f", {"metadata": {"name": "x"}})], AdmissionFacts())
-    assert (problems, checked) == (["f: object/x: apiVersion and kind are required"], 0)
+    assert (problems, checked) == (["f: object/x: apiVersion and kind are required, each a string"], 0)
 
 
 def test_files_of_a_directory_that_are_no_manifests_are_skipped_by_name(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_named_file_is_never_skipped(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("a: {{ .Values.a }}\n")
     (one,) = read_files([f"{tmp_path}/values.yaml"]).manifests
     assert check_manifests([one], AdmissionFacts())[0] == [
-        f"{tmp_path}/values.yaml: object/?: apiVersion and kind are required"
+        f"{tmp_path}/values.yaml: object/?: apiVersion and kind are required, each a string"
     ]
     assert (
         read_files([f"{tmp_path}/b.yaml", f"{tmp_path}/absent"])

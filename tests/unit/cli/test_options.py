@@ -33,6 +33,14 @@ def test_each_flag_is_passed_to_the_process_that_declares_it(tmp_path: Path) -> 
     assert not chosen.is_demo
 
 
+def test_mocker_publishes_no_router_settings_in_place_of_the_policy_and_queue_of_the_frontend(tmp_path: Path) -> None:
+    flags = ("--router-mode", "kv", "--router-queue-threshold", "2")
+    chosen = options(str(tmp_path), "--engine", "mocker", *flags)
+    assert "--router-queue-threshold=2.0" in chosen.frontend_flags(8000)
+    assert not [one for one in chosen.engine_flags(cores=1) if one.startswith("--router-")]
+    assert chosen.engine.routing() is None
+
+
 def test_shared_flag_is_passed_to_frontend_and_engine() -> None:
     chosen = options("--namespace", "blue")
     assert "--namespace=blue" in chosen.frontend_flags(8000)

@@ -33,6 +33,9 @@ def test_refused_request_without_a_model_or_a_worker_has_a_line() -> None:
     view = RequestView(id="", model="", endpoint="e", type="", state="failed", error_type="not_found")
     assert "refused" in line(view)
     assert "not_found" in line(view)
+    assert line(view).split()[-3:] == ["-", "-", "-"]
+    assert "0>0" not in line(view)
+    assert "tokens   -\n" in detail(view)
     assert explained(view) == line(view)
 
 

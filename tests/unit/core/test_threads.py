@@ -8,7 +8,7 @@ import threading
 import pytest
 from tests.settle import turns
 
-from dynamo.core.threads import in_daemon_thread
+from dynamo.core.threads import in_daemon_thread, in_few_threads
 
 
 async def test_daemon_thread_returns_the_result_or_raises_the_error() -> None:
@@ -48,3 +48,22 @@ def test_process_exits_while_a_daemon_thread_is_blocked() -> None:
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=10, check=False).returncode == 0
+
+
+async def test_few_threads_run_that_many_works_at_a_time() -> None:
+    running, seen, lock = 0, [], threading.Lock()
+    both = threading.Barrier(2)
+
+    def work() -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            seen.append(running)
+        both.wait(5)  # Only two at the same time pass.
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(in_few_threads(work, "few", 2) for _ in range(8)))
+    assert max(seen) == 2
+    with pytest.raises(ValueError, match="boom"):
+        await in_few_threads(lambda: int("boom"), "few", 2)

@@ -132,6 +132,19 @@ def test_body_beyond_the_limit_is_refused_as_early_as_possible(declared: bool) -
     assert phases.awaits_body is not declared
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity", "Identity"])
+def test_compressed_request_body_is_refused_at_its_headers(encoding: str) -> None:
+    phases = RequestPhases(LIMIT)
+    message = headers({**PATH, "content-encoding": encoding})
+    if encoding.lower() == "identity":
+        phases.receive(message)
+        assert phases.awaits_body
+        return
+    with pytest.raises(HttpError, match=f"content-encoding {encoding}") as caught:
+        phases.receive(message)
+    assert caught.value.code == 415
+
+
 def test_invalid_gateway_message_order_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="without a phase"):
         RequestPhases(LIMIT).receive(Request())

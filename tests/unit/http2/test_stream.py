@@ -1,5 +1,8 @@
 """A stream keeps to the windows of both sides, for any sizes, and ends once."""
 
+import gc
+import weakref
+
 import h2.events
 import h2.settings
 import pytest
@@ -88,3 +91,24 @@ def test_response_before_the_end_of_its_request_lets_the_client_stop() -> None:
     assert [one.error_code for one in reset] == [ErrorCode.NO_ERROR]
     pair.server.receive(frames.frame(frames.DATA, frames.END_STREAM, number, b"late"))
     assert not pair.server.streams
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_ended_stream_is_freed_with_its_user_without_the_garbage_collector(is_reset: bool) -> None:
+    pair = Pair()
+    number = pair.begin()
+    pair.exchange()
+    user = pair.users.pop(number)
+    if is_reset:
+        pair.client.reset_stream(number)
+        pair.exchange()
+        assert user.was_reset
+    else:
+        user.stream.end(STATUS_200 + TRAILERS)
+    freed = weakref.ref(user)
+    gc.disable()
+    try:
+        del user
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.settle import turns
 
 from dynamo.core.clock import ManualClock
 from dynamo.k8s.client import KubeListing, KubeRefused, KubeUnavailable, WatchChange
-from dynamo.k8s.informer import RETRY_MAX_S, Informer, ObjectKey
+from dynamo.k8s.informer import RETRY_MAX_S, Informer, ObjectKey, ObjectTexts
 from dynamo.k8s.kinds import PODS, ObjectKind
 from dynamo.protocols.kubernetes.common import KubeObject
 
@@ -89,12 +89,14 @@ class FakeServer:
 class Followed:
     """An informer and what it reported."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: FakeServer, objects: MutableMapping[ObjectKey, KubeObject] | None = None) -> None:
         self.server = server
         self.clock = ManualClock()
         self.changes: list[tuple[str, bool]] = []
         self.syncs = 0
-        self.informer = Informer(server, PODS, "ns", on_change=self._on_change, on_sync=self._on_sync, clock=self.clock)
+        self.informer = Informer(
+            server, PODS, "ns", on_change=self._on_change, on_sync=self._on_sync, objects=objects, clock=self.clock
+        )
 
     def _on_change(self, key: ObjectKey, value: KubeObject | None) -> None:
         self.changes.append((key[1], value is not None))
@@ -112,8 +114,10 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(server: FakeServer) -> AsyncIterator[Followed]:
-    followed = Followed(server)
+async def following(
+    server: FakeServer, objects: MutableMapping[ObjectKey, KubeObject] | None = None
+) -> AsyncIterator[Followed]:
+    followed = Followed(server, objects)
     task = asyncio.ensure_future(followed.informer.run())
     try:
         await followed.settle()
@@ -195,11 +199,34 @@ def steps() -> Iterator[Any]:
     yield st.tuples(st.sampled_from(["fail", "refuse", "serve", "compact", "bookmark", "settle"]), st.just(""))
 
 
-@given(st.lists(st.one_of(*steps()), max_size=30))
-def test_view_equals_the_collection_after_any_faults(taken: list[tuple[str, str]]) -> None:
+async def test_reader_of_a_view_of_texts_cannot_change_it() -> None:
+    server = FakeServer()
+    server.put("a")
+    texts = ObjectTexts()
+    async with following(server, texts) as followed:
+        read = followed.informer.objects["ns", "a"]
+        read["metadata"]["name"] = "other"
+        assert followed.informer.objects["ns", "a"]["metadata"]["name"] == "a"
+
+
+async def test_store_says_whether_the_view_has_the_object() -> None:
+    server = FakeServer()
+    server.put("a")
+    async with following(server, ObjectTexts()) as followed:
+        newest = followed.informer.objects["ns", "a"]
+        version = int(newest["metadata"]["resourceVersion"])
+        older, newer = ({"metadata": {**newest["metadata"], "resourceVersion": str(version + n)}} for n in (-1, 1))
+        assert (followed.informer.store(older), followed.informer.store(newer)) == (False, True)
+        assert followed.informer.objects["ns", "a"] == newer
+
+
+@given(st.lists(st.one_of(*steps()), max_size=30), st.sampled_from([dict, ObjectTexts]))
+def test_view_equals_the_collection_after_any_faults(
+    taken: list[tuple[str, str]], kept: type[MutableMapping[ObjectKey, KubeObject]]
+) -> None:
     async def run() -> None:
         server = FakeServer()
-        async with following(server) as followed:
+        async with following(server, kept()) as followed:
             for action, name in taken:
                 match action:
                     case "fail":

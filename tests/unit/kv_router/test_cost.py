@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.kv_router.config import CostWeights
-from dynamo.kv_router.cost import NEVER, Prompt, RankLoads, choose, costs, terms, with_taints
+from dynamo.kv_router.cost import NEVER, Prompt, RankLoads, choose, costs, taint_factor, terms
 
 BLOCK = 4
 
@@ -77,7 +77,7 @@ overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
 def test_cost_fast_path_equals_the_general_path(
     tokens: int, load: list[tuple[int, int, int]], held: tuple[dict[int, int], ...], weights: CostWeights
 ) -> None:
-    state = RankLoads(*zip(*load, strict=True))  # type: ignore[arg-type]
+    state = RankLoads(*zip(*load, strict=True))
     device, host, disk, shared, active = held
     requested = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
     least = min(state.prefill_tokens)
@@ -106,9 +106,9 @@ def test_cost_selection_with_temperature_follows_a_softmax() -> None:
 
 
 def test_cost_of_a_preferred_taint_is_lower_within_bounds() -> None:
-    assert with_taints(2, frozenset("a"), {"a": 0.5}) == 2 * math.exp(-math.tanh(0.5))
-    assert with_taints(2, frozenset("b"), {"a": 0.5}) == 2
-    assert with_taints(1, frozenset("a"), {"a": -99}) == pytest.approx(math.e)
+    assert taint_factor(frozenset("a"), {"a": 0.5}) == math.exp(-math.tanh(0.5))
+    assert taint_factor(frozenset("b"), {"a": 0.5}) == 1
+    assert taint_factor(frozenset("a"), {"a": -99}) == pytest.approx(math.e)
 
 
 def test_cost_weights_can_be_overridden_by_a_request() -> None:

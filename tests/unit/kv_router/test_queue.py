@@ -1,5 +1,6 @@
 """Queued requests leave in the order of priority, and each class gets its share."""
 
+import math
 from collections import Counter
 
 import msgspec
@@ -101,10 +102,11 @@ def test_queue_removes_a_cancelled_request() -> None:
 
 
 def test_queue_rank_is_busy_by_tokens_or_by_batch_fraction() -> None:
-    assert PolicyClass(prefill_busy_threshold=10).is_busy(11, None)
-    assert not PolicyClass(prefill_busy_threshold=10).is_busy(10, None)
-    assert PolicyClass(prefill_busy_threshold_frac=0.5).is_busy(51, 100)
-    assert not PolicyClass(prefill_busy_threshold_frac=0.5).is_busy(51, None)
+    assert PolicyClass().limit(100) == math.inf
+    assert PolicyClass(prefill_busy_threshold=10).limit(None) == 10
+    assert PolicyClass(prefill_busy_threshold_frac=0.5).limit(100) == 50
+    assert PolicyClass(prefill_busy_threshold_frac=0).limit(None) == math.inf
+    assert PolicyClass(prefill_busy_threshold=10, prefill_busy_threshold_frac=0.5).limit(100) == 10
     with pytest.raises(ConfigError, match="quantum: must be at least 1, not 0"):
         PolicyClass(quantum=0).check()
 

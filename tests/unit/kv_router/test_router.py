@@ -64,6 +64,18 @@ def test_kv_router_sends_a_prompt_to_the_worker_that_caches_it() -> None:
     assert router.loads()[(3, 0)] == (40 - 24, 10, 1)
 
 
+def test_explanation_of_a_decision_names_the_workers_of_its_time() -> None:
+    router = make(2)
+    first = placed(router, route_request("a", PROMPT))
+    router.remove_worker(2)
+    router.set_worker(WorkerFacts(9))
+    second = placed(router, route_request("b", PROMPT))
+    router.set_worker(WorkerFacts(10))
+    explained = [{one.worker_id for one in router.explain(decision).candidates} for decision in (first, second)]
+    assert explained == [{1, 2}, {1, 9}]
+    assert list(first.snapshot.slots) == list(second.snapshot.slots) == [0, 1]
+
+
 def test_kv_router_prefers_idle_worker_when_queue_cost_exceeds_overlap() -> None:
     router = make(2)
     router.apply(stored(1, PROMPT[:12]))

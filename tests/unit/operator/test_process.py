@@ -1,5 +1,7 @@
 """Options of the operator's process."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -76,3 +78,9 @@ def test_webhooks_are_served_in_a_pod_unless_an_option_is_set(
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     assert options(*argv).serves_webhooks is expected
+
+
+def test_operator_imports_cryptography_only_for_certificates_and_keys() -> None:
+    code = "import sys, dynamo.operator.process; print('cryptography' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dynamo.ops.graph_status import GraphHealth, LocalGraphStatus, as_lines, duration
+from dynamo.ops.graph_status import GraphHealth, LocalGraphStatus, as_lines, duration, reachable
 from dynamo.ops.graphs import FoundGraph, GraphRecord, GraphState, RecordedProcess
 from dynamo.ops.report import CheckStatus
 
@@ -65,3 +65,21 @@ def test_graph_with_a_worker_that_is_not_ready_is_a_warning() -> None:
     assert (loading.status, loading.state) == (CheckStatus.WARN, "serving, 0 of 1 workers ready")
     unknown = status(health=GraphHealth(models=("m",)))
     assert (unknown.status, unknown.state) == (CheckStatus.PASS, "serving")
+
+
+def test_stopped_process_is_a_failure_with_its_remedy() -> None:
+    found = status()
+    stopped = LocalGraphStatus(graph=found.graph, alive=found.alive, health=found.health, stopped=("cpu",))
+    assert stopped.status is CheckStatus.FAIL
+    assert stopped.state == "stopped by a signal or a debugger: cpu; kill -CONT PID continues it"
+    assert "cpu             7  stopped" in "\n".join(as_lines([stopped], now=160.0))
+
+
+def test_worker_whose_port_is_closed_is_not_counted() -> None:
+    def instance(address: str, endpoint: str = "generate") -> dict[str, object]:
+        return {"endpoint": endpoint, "transport": {"tcp": address}}
+
+    instances = [instance("127.0.0.1:7000/a/d/b/generate"), instance("127.0.0.1:7001/b/d/b/generate")]
+    others = [instance("127.0.0.1:7000/a/d/b/control", "control"), {"endpoint": "generate", "transport": "nats"}]
+    assert reachable([*instances, *others], {7000}) == 2
+    assert reachable([*instances, *others], None) == 3

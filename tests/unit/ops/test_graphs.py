@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dynamo.core.errors import ConfigError
@@ -97,10 +98,23 @@ def test_graph_is_selected_by_name_port_or_directory(home: Path, tmp_path: Path)
         assert select(graphs, name) is graphs[0]
     with pytest.raises(ConfigError, match="two: no such graph of dynamo serve on this machine; known: one"):
         select(graphs, "two")
-    with pytest.raises(ConfigError, match="NAME is missing: several graphs are known: one"):
+    with pytest.raises(ConfigError, match=r"NAME is missing: expected one of one \(port 8000\), one"):
         select(graphs * 2, None)
-    with pytest.raises(ConfigError, match="one: 2 graphs have this name"):
+    with pytest.raises(ConfigError, match="one: 2 graphs run with this name; give the port instead: 8000, 8000"):
         select(graphs * 2, "one")
+
+
+def test_running_graph_is_selected_before_those_that_ended_with_its_name(home: Path, tmp_path: Path) -> None:
+    write_record(home / "logs", record("one"))
+    (running,) = find_graphs(str(tmp_path))
+    assert running.is_running
+    ended = msgspec.structs.replace(running, is_running=False)
+    older = msgspec.structs.replace(running, is_running=False)
+    for name in ("one", "8000", None):
+        assert select([ended, running, older], name) is running
+    assert select([ended, older], "one") is ended
+    with pytest.raises(ConfigError, match=r"NAME is missing: expected one of one \(port 8000\), one"):
+        select([ended, older], None)
 
 
 def test_process_is_identified_by_its_start_time() -> None:

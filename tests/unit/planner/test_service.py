@@ -15,7 +15,7 @@ from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.decision_log import DecisionLog
 from dynamo.planner.observation.observer import Observer
-from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.observation.traffic import ObservedTraffic, RouterQueues
 from dynamo.planner.service import PlannerParts, PlannerService
 from dynamo.protocols.load import ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import EngineCapabilities, FpmObservations, ScalingDecision, WorkerCounts
@@ -70,6 +70,9 @@ class FakeDeployment:
         return FpmObservations(decode={("1", 0): BUSY})
 
     async def sample(self) -> None: ...
+
+    def queues(self) -> RouterQueues:
+        return RouterQueues()
 
     async def window(self, interval_s: float) -> ObservedTraffic:
         raise NotReady("no traffic here")

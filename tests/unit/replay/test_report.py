@@ -14,9 +14,16 @@ from dynamo.replay.timeline import Timeline
 def test_statistics_equal_those_of_numpy(values: list[float]) -> None:
     found = statistics(values)
     expected = {"mean": np.mean(values), "std": np.std(values)}
-    expected |= {f"p{part}": np.percentile(values, part) for part in (75, 90, 99)}
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-6)
+    for name, part in (("median", 50), ("p75", 75), ("p90", 90), ("p99", 99)):
+        least, most = (np.percentile(values, part, method=method) for method in ("lower", "higher"))
+        assert found[name] in (least, most)
+
+
+def test_percentile_is_the_value_of_the_nearest_rank() -> None:
+    found = statistics([float(value) for value in range(100)])
+    assert (found["median"], found["p90"], found["p99"]) == (50, 89, 98)
 
 
 def test_statistics_without_values_are_none() -> None:

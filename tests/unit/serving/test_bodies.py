@@ -1,6 +1,7 @@
 """Request bodies are decoded inline, in a thread or after a trial, depending on their decoding time."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,9 +9,11 @@ import pytest
 
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded, Unknown
-from dynamo.http.body_child import check
+from dynamo.http import body_child
+from dynamo.http.body_child import KEYS_MAX, check
 from dynamo.serving import bodies
 from dynamo.serving.bodies import decoded, estimated_s
+from dynamo.text.multimodal.source import environment_limits
 
 USER = {"role": "user", "content": ""}
 
@@ -151,3 +154,27 @@ async def test_body_above_the_text_limit_is_tried_first_although_it_has_few_valu
     assert not pool.kinds
     await where(chat([{"role": "user", "content": "x" * 17 * MEGA}]))
     assert pool.kinds == ["chat"]
+
+
+def test_keys_of_large_objects_are_bounded() -> None:
+    few = {f"k{number}": "v" for number in range(KEYS_MAX // 2)}
+    check(("event", msgspec.json.encode({"type": "t", "a": few})))
+    with pytest.raises(InvalidArgument, match=f"more than {KEYS_MAX} keys in large objects"):
+        check(("event", msgspec.json.encode({"type": "t", "a": few, "b": few, "c": few})))
+
+
+def test_media_of_any_field_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(environment_limits(), data_url_bytes_max=1 << 20)
+    monkeypatch.setattr(body_child, "environment_limits", lambda: limits)
+    body = {"prompt": "x", "input_reference": "data:image/png;base64," + "A" * (1 << 19)}
+    check(("media", msgspec.json.encode(body)))
+    body["input_reference"] *= 2
+    with pytest.raises(InvalidArgument, match=r"input_reference: .* expected at most 1048576 .DYN_MM_MAX_DATA_URL_MB"):
+        check(("media", msgspec.json.encode(body)))
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"7", b"\xff"])
+@pytest.mark.parametrize("kind", ["event", "media"])
+def test_body_that_is_not_an_object_is_refused(kind: str, body: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        check((kind, body))

@@ -16,6 +16,8 @@ from tests.scripted_engine.stack import ScriptedStack, ScriptedStackPool
 
 from dynamo.core.errors import NotFound
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.protocols.openai_ranges import RequestBounds
+from dynamo.serving import completion_choices
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.pipeline import Pipeline, turns_of
 from dynamo.serving.request_state import RequestState
@@ -392,6 +394,16 @@ def test_echo_without_output_tokens_is_streamed(stacks: ScriptedStackPool) -> No
     answer = stacks.run(stacks.plain.complete(Script(["there"]), prompt="Hi you", echo=True, max_tokens=0, stream=True))
     assert "".join(choice["text"] for event in answer.events for choice in event["choices"]) == "Hi you"
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_echo_in_many_choices_is_bounded(stacks: ScriptedStackPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_choices, "request_bounds", lambda: RequestBounds(text_chars=100))
+    script = Script(["there"])
+    allowed = stacks.run(stacks.plain.complete(script, prompt="Hi you", echo=True, n=16))
+    assert all(one["text"].startswith("Hi you") for one in allowed.json["choices"])
+    refused = stacks.run(stacks.plain.complete(script, prompt="Hi you", echo=True, n=17))
+    assert refused.status == 400
+    assert "echo has 102 characters in all choices; at most 100 are allowed" in refused.json["error"]["message"]
 
 
 def test_max_tokens_zero_without_echo_is_refused(stacks: ScriptedStackPool) -> None:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tools import figures
+from tools import figures, scale_figures
 
 
-@pytest.mark.parametrize("page", [figures.PAGE, figures.README], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [figures.PAGE, figures.README, scale_figures.PAGE], ids=lambda page: page.name)
 def test_figures_of_pages_equal_the_result_files(page: Path) -> None:
     assert page.read_text(encoding="utf-8") == figures.pages()[page], "run: python -m tools.figures"
 
@@ -17,7 +17,9 @@ def test_page_without_markers_is_an_error() -> None:
 
 
 def test_chart_equals_result_file() -> None:
-    assert figures.CHART.read_text(encoding="utf-8") == figures.chart(), "run: python tools/figures.py"
+    assert figures.CHART.read_text(encoding="utf-8") == figures.chart(), "run: python -m tools.figures"
+    for path, picture in scale_figures.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, "run: python -m tools.figures"
 
 
 def test_row_without_a_same_engine_run_is_not_measured() -> None:

@@ -2,17 +2,35 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from dynamo.api.batches.records import LineError
-from dynamo.core.codec import UNREADABLE, json_decoder
+from dynamo.core.codec import UNREADABLE, json_decode, json_decoder
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_CHARS_MAX = 512
 LINES_MAX = 50_000  # OpenAI's limit.
+VALUE_BYTES_MAX = 4096
 ERRORS_MAX = 100  # Further errors are not reported.
+
+
+class LineBody(msgspec.Struct):
+    """Fields of a request that are checked before it runs. The others are skipped: decoding them may take seconds."""
+
+    model: msgspec.Raw = msgspec.Raw(b"null")
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def model_name(self) -> str:
+        """Return the model; empty without a name."""
+        name = _short(self.model)
+        return name if isinstance(name, str) else ""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the request asks for a stream."""
+        return bool(_short(self.stream))
 
 
 class BatchLine(msgspec.Struct):
@@ -21,7 +39,7 @@ class BatchLine(msgspec.Struct):
     custom_id: str
     method: str
     url: str
-    body: dict[str, Any]
+    body: LineBody
 
 
 class RequestLine(msgspec.Struct):
@@ -45,6 +63,11 @@ class Review:
     model: str | None = None
     """Model of the first request."""
     errors: list[LineError] = field(default_factory=list)
+
+
+def _short(value: msgspec.Raw) -> object:
+    """Return a decoded value; True for one that is too long for a name or a flag."""
+    return json_decode(value) if memoryview(value).nbytes <= VALUE_BYTES_MAX else True
 
 
 def read_line(data: bytes) -> RequestLine:
@@ -73,7 +96,7 @@ def review(lines: Iterable[bytes], endpoint: str) -> Review:
             if len(found.errors) >= ERRORS_MAX:
                 break
         elif line is not None and found.model is None:
-            found.model = line.body["model"]
+            found.model = line.body.model_name
     if not found.total:
         found.errors.append(LineError(code="empty_file", message="the file has no requests"))
     return found
@@ -106,10 +129,9 @@ def _faults(line: BatchLine, endpoint: str, seen: set[str]) -> Iterator[LineErro
     if line.url != endpoint:
         message = f"url {line.url!r}: expected the batch's endpoint, {endpoint}"
         yield LineError(code="mismatched_url", message=message, param="url")
-    model = line.body.get("model")
-    if not isinstance(model, str) or not model:
+    if not line.body.model_name:
         yield LineError(code="missing_model", message="body.model is missing", param="body.model")
-    if line.body.get("stream"):
+    if line.body.is_streamed:
         yield LineError(
             code="stream_not_supported", message="body.stream: must not be set in a batch", param="body.stream"
         )

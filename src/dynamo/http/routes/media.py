@@ -21,7 +21,8 @@ from dynamo.protocols.media import (
     VideoRequest,
     read_media,
 )
-from dynamo.protocols.strict import MALFORMED
+from dynamo.protocols.strict import MALFORMED, UNREADABLE, fail_to_read
+from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import Surface, relayed
 from dynamo.serving.media_forms import FramesForm, ImagesForm, SpeechForm, VideoEventsForm, VideosForm
 from dynamo.serving.models import Models
@@ -29,6 +30,7 @@ from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.text_models import text_model
+from dynamo.text.multimodal.source import environment_limits
 
 IMAGES = relayed("images", "Images")
 AUDIOS = relayed("audios", "Audios")
@@ -146,22 +148,25 @@ class MediaPages:
 
 async def read(exchange: ResponseStream, kind: type[R]) -> R:
     """Return the request, decoded from JSON or a form; a long one in a thread. Raise `InvalidArgument`."""
-    body, media = bytes(exchange.body), exchange.header(b"content-type")
+    body, media = exchange.body, exchange.header(b"content-type")
+    if media is None or not is_multipart(media):
+        return await decoded(body, partial(read_json, kind=kind), "media")
     if len(body) < THREAD_BYTES_MIN:
-        return read_body(body, media, kind)
-    return await asyncio.to_thread(read_body, body, media, kind)
+        return read_form(body, media, kind)
+    return await asyncio.to_thread(read_form, body, media, kind)
 
 
-def read_body(body: bytes, media: bytes | None, kind: type[R]) -> R:
-    """Return the request, decoded from a body and its media type. Raise `InvalidArgument`."""
-    if media is not None and is_multipart(media):
-        return read_media(from_form(read_multipart(body, media)), kind)
+def read_form(body: bytes | bytearray, media: bytes, kind: type[R]) -> R:
+    """Return the request, decoded from a form of that media type. Raise `InvalidArgument`."""
+    return read_media(from_form(read_multipart(body, media, environment_limits().data_url_bytes_max)), kind)
+
+
+def read_json(body: bytes | bytearray, kind: type[R]) -> R:
+    """Return the request, decoded from JSON. Raise `InvalidArgument`."""
     try:
         given = json_decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{MALFORMED}{error}") from None
-    except RecursionError:
-        raise InvalidArgument(f"{MALFORMED}it is nested too deeply") from None
+    except UNREADABLE as error:
+        fail_to_read(error, "")
     return read_media(given, kind)
 
 

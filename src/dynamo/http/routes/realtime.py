@@ -22,6 +22,7 @@ from dynamo.http.realtime import (
 from dynamo.http.routes.table import Operation, RouteContext, RouteTable
 from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
+from dynamo.serving.bodies import decoded, is_short
 from dynamo.serving.endpoints import relayed
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.models import Models
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 REALTIME = relayed("realtime", "Realtime")
 SUBPROTOCOL = b"realtime"
 """Subprotocol that OpenAI's browser clients request."""
+OPENING, DECODING = "opening", "decoding"
+"""Reasons why no further events are read."""
 EARLY_MAX = 256  # Events that are buffered until the worker is connected.
 NOT_A_SOCKET = ErrorAnswer(400, "Connection header did not include 'upgrade' for a WebSocket", label="validation")
 
@@ -87,6 +90,8 @@ class Talk:
         self._exchange = exchange
         self._socket = socket
         self._model = model
+        self._undecoded: deque[bytes] = deque()
+        """Messages behind one that takes long to decode, which comes first."""
         self._early: deque[dict[str, Any]] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._answer: RealtimeAnswer | None = None
@@ -97,7 +102,26 @@ class Talk:
         if message.op is Op.BINARY:
             self._refuse("binary frames not supported", "invalid_request")
             return
-        event = read_event(message.data)
+        if self._undecoded or not is_short(message.data):
+            self._undecoded.append(message.data)
+            if len(self._undecoded) == 1:
+                self._socket.pause_reading(DECODING)
+                self._pages.pipeline.tasks.start(self._decode(), "realtime decoding")
+            return
+        self._on_event(read_event(message.data))
+
+    async def _decode(self) -> None:
+        """Decode messages without blocking the loop, in order."""
+        while self._undecoded and not self._is_closed:
+            try:
+                self._on_event(await decoded(bytearray(self._undecoded[0]), read_event, "event"))
+            except DynamoException as error:
+                self._refuse(answer_to(error).message, "invalid_request")
+            self._undecoded.popleft()
+        self._undecoded.clear()
+        self._socket.resume_reading(DECODING)
+
+    def _on_event(self, event: dict[str, Any] | None) -> None:
         if event is None:
             self._refuse("malformed JSON frame", "invalid_request")
         elif self._answer is not None:
@@ -105,7 +129,7 @@ class Talk:
         elif self._opening is not None:
             self._early.append(event)
             if len(self._early) > EARLY_MAX:
-                self._socket.pause_reading()
+                self._socket.pause_reading(OPENING)
         else:
             self._choose(event)
 
@@ -149,7 +173,7 @@ class Talk:
         self._answer = answer
         while self._early:
             answer.forward(self._early.popleft())
-        self._socket.resume_reading()
+        self._socket.resume_reading(OPENING)
 
     def _not_opened(self, name: str, error: DynamoException) -> None:
         """Send an error event and wait for another session.update: the client may name another model."""
@@ -158,7 +182,7 @@ class Talk:
         self._opening = None
         event = self._early.popleft()
         self._early.clear()
-        self._socket.resume_reading()
+        self._socket.resume_reading(OPENING)
         if isinstance(error, NotFound):
             self._refuse(f"unknown model: {name}", "model_not_found", "session.model", event)
         else:

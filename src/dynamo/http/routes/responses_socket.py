@@ -18,6 +18,7 @@ from dynamo.http.realtime import read_event
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
 from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
+from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.open_requests import OpenRequests
@@ -134,7 +135,11 @@ class ResponsesConnection:
 
     async def _answer(self, data: bytes) -> None:
         """Respond to one message with the events of its response, or with one error."""
-        event = read_event(data)
+        try:
+            event = await decoded(bytearray(data), read_event, "event")
+        except DynamoException as error:
+            self._refuse(answer_to(error))
+            return
         if event is None or event["type"] != CREATE:
             self._refuse(NOT_AN_EVENT)
             return

@@ -14,11 +14,15 @@ file:
     admin = true                     # may also use the admin routes
 """
 
+import contextlib
 import fnmatch
 import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -63,6 +67,11 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ConfigError(f"key {self.name!r}: key_sha256 is not 64 hexadecimal digits")
         return plain
 
+    @property
+    def is_limited(self) -> bool:
+        """Return whether any limit counts requests or tokens."""
+        return (self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests) != (None, None, None)
+
     def check(self) -> "KeyLimits":
         """Return the entry. Raise `ConfigError` for an invalid limit."""
         for word in ("requests_per_minute", "tokens_per_minute", "concurrent_requests"):
@@ -78,14 +87,38 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyLimits, ...]
 
 
+@dataclass(slots=True)
+class UsageRow:
+    """Usage of one key by all processes."""
+
+    requests: tuple[float, float]
+    """State of the bucket of requests."""
+    tokens: tuple[float, float]
+    concurrent: int
+    """Requests in progress."""
+    begun: int = 0
+    """Requests that this process adds to those in progress; negative: that have ended."""
+
+
+class Usage(Protocol):
+    """Storage of usage that several processes share."""
+
+    def open(self, name: str) -> AbstractContextManager[UsageRow | None]:
+        """Return the usage of a key for an exclusive change; None if it is not shared."""
+
+
 class ApiCaller:
     """Owner of a key, with its usage."""
 
-    def __init__(self, limits: KeyLimits) -> None:
+    def __init__(self, limits: KeyLimits, usage: Usage | None = None) -> None:
+        """`usage` is shared with other processes; None: this process is alone."""
         self.limits = limits
+        self._usage = usage
         self.owner = owner_id(limits.plain_digest())
         """Owner that is stored with this caller's files, batches and responses."""
         self.concurrent = 0
+        self._counted = 0
+        """Requests in progress that are part of the usage of all processes."""
         self._requests = _changed(None, limits.requests_per_minute)
         self._tokens = _changed(None, limits.tokens_per_minute)
 
@@ -95,8 +128,18 @@ class ApiCaller:
 
     def admit(self, now: float) -> "TooMuch | None":
         """Admit one more request, until `release`, or return the exceeded limit."""
+        with self._shared() as row:
+            too_much = self._admit(now, self.concurrent if row is None else row.concurrent)
+            if too_much is None:
+                self.concurrent += 1
+                if row is not None:
+                    row.begun = 1
+                    self._counted += 1
+            return too_much
+
+    def _admit(self, now: float, concurrent: int) -> "TooMuch | None":
         limits = self.limits
-        if limits.concurrent_requests is not None and self.concurrent >= limits.concurrent_requests:
+        if limits.concurrent_requests is not None and concurrent >= limits.concurrent_requests:
             return TooMuch("concurrent_requests", limits.concurrent_requests, BUSY_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.wait_s(now)):
             return TooMuch("tokens_per_minute", limits.tokens_per_minute or 0, math.ceil(wait_s))
@@ -105,18 +148,39 @@ class ApiCaller:
             if wait_s:
                 return TooMuch("requests_per_minute", limits.requests_per_minute or 0, math.ceil(wait_s))
             self._requests.take(1.0, now)
-        self.concurrent += 1
         return None
 
     def release(self) -> None:
         """End a request that was admitted."""
         assert self.concurrent > 0, "a request was released twice"
         self.concurrent -= 1
+        if self._counted and self._usage is not None:
+            self._counted -= 1
+            with self._usage.open(self.name) as row:
+                if row is not None:
+                    row.begun = -1
 
     def spend(self, tokens: int, now: float) -> None:
         """Count the tokens that a request used."""
         if self._tokens is not None:
-            self._tokens.take(tokens, now)
+            with self._shared():
+                self._tokens.take(tokens, now)
+
+    @contextlib.contextmanager
+    def _shared(self) -> Iterator[UsageRow | None]:
+        """Yield the usage of all processes, of which this one's buckets are a copy while it is changed."""
+        if self._usage is None or not self.limits.is_limited:
+            yield None
+            return
+        with self._usage.open(self.name) as row:
+            if row is not None:
+                for bucket, state in ((self._requests, row.requests), (self._tokens, row.tokens)):
+                    if bucket is not None:
+                        bucket.restore(state)
+            yield row
+            if row is not None:
+                row.requests = row.requests if self._requests is None else self._requests.state
+                row.tokens = row.tokens if self._tokens is None else self._tokens.state
 
     def may_use(self, model: str) -> bool:
         allowed = self.limits.models
@@ -149,8 +213,9 @@ class TooMuch(msgspec.Struct, frozen=True):
 class KeyRing:
     """All API keys."""
 
-    def __init__(self, entries: Iterable[KeyLimits] = ()) -> None:
-        """Raise `ConfigError` for invalid entries."""
+    def __init__(self, entries: Iterable[KeyLimits] = (), usage: Usage | None = None) -> None:
+        """Raise `ConfigError` for invalid entries. `usage` is shared with other processes."""
+        self._usage = usage
         self._callers: dict[bytes, ApiCaller] = {}
         self.replace(entries)
 
@@ -172,7 +237,7 @@ class KeyRing:
         for digest, entry in found.items():
             caller = known.get(entry.name)
             if caller is None:
-                caller = ApiCaller(entry)
+                caller = ApiCaller(entry, self._usage)
             else:
                 caller.change(entry)
             callers[digest] = caller

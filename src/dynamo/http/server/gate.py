@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import Counter, MetricsRegistry
-from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, plain_keys, read_keys
+from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, Usage, plain_keys, read_keys
 from dynamo.http.server.cors import Cors
 from dynamo.serving.errors import ErrorAnswer
 
@@ -159,20 +159,24 @@ class Gate:
 class Keys:
     """Keys of the command line, and those of a file that is reread when it changes."""
 
-    def __init__(self, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> None:
+    def __init__(
+        self, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: Usage | None = None
+    ) -> None:
         """Raise `ConfigError`, also for a file without keys if the command line gives none."""
         self._given = plain_keys(given, admin)
         self._path = None if path is None else Path(path)
         self._seen: object = None
-        self.ring = KeyRing()
+        self.ring = KeyRing(usage=usage)
         self.ring.replace(self._all())
         if not len(self.ring):
             raise ConfigError(f"--api-keys-file {path}: expected at least one key")
 
     @classmethod
-    def of(cls, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> "Keys | None":
+    def of(
+        cls, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: Usage | None = None
+    ) -> "Keys | None":
         """Return the keys, None if no key option is set. Raise `ConfigError`."""
-        return cls(given, path, admin) if given or admin or path is not None else None
+        return cls(given, path, admin, usage) if given or admin or path is not None else None
 
     def owner_of_name(self, name: str) -> str | None:
         """Return the owner of stored objects for the keys file's entry with that name.

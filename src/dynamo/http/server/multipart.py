@@ -5,6 +5,7 @@ changes file names, for clients that send a path.
 """
 
 import re
+import sys
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from python_multipart.multipart import MultipartParser
 from dynamo.core.errors import InvalidArgument
 
 PARTS_MAX = 256
+SLICE_BYTES = 1 << 18
 BOUNDARY_CHARS_MAX = 200  # The standard allows 70.
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]*)"|([^\s;]+))', re.IGNORECASE)
@@ -50,19 +52,20 @@ def is_multipart(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.lower().startswith(b"multipart/form-data")
 
 
-def read_multipart(body: bytes, content_type: bytes) -> list[FormPart]:
-    """Return the parts in order. Raise `InvalidArgument` for a malformed form."""
+def read_multipart(body: bytes | bytearray, content_type: bytes, part_bytes_max: int = sys.maxsize) -> list[FormPart]:
+    """Return the parts in order. Raise `InvalidArgument` for a malformed form and for a part that is too long."""
     found = _BOUNDARY.search(content_type)
     boundary = b"" if found is None else found[1] or found[2] or b""
     if not 0 < len(boundary) <= BOUNDARY_CHARS_MAX:
         raise InvalidArgument("multipart body: content-type has no boundary")
-    preamble, mark, _ = (b"\r\n" + body).partition(b"\r\n--" + boundary)
-    if not mark:
+    start = 0 if body.startswith(b"--" + boundary) else body.find(b"\r\n--" + boundary) + len(b"\r\n")
+    if start == 1:  # Not found.
         raise InvalidArgument("multipart body: does not contain its boundary")
-    form = _Form()
+    form = _Form(part_bytes_max)
     parser = MultipartParser(boundary, form.callbacks())
     try:
-        parser.write(body[len(preamble) :])
+        for at in range(start, len(body), SLICE_BYTES):  # A copy of the whole would block all other threads.
+            parser.write(bytes(body[at : at + SLICE_BYTES]))
         parser.finalize()
     except FormParserError as error:
         raise InvalidArgument(f"multipart body: {error}") from None
@@ -74,8 +77,9 @@ def read_multipart(body: bytes, content_type: bytes) -> list[FormPart]:
 class _Form:
     """Receiver of the parser's callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, part_bytes_max: int) -> None:
         self.parts: list[FormPart] = []
+        self._left = self._part_bytes_max = part_bytes_max
         self.is_complete = False
         self._headers: dict[bytes, bytes] = {}
         self._field = b""
@@ -88,7 +92,7 @@ class _Form:
             "on_header_field": self._add_to_field,
             "on_header_value": self._add_to_value,
             "on_header_end": self._end_header,
-            "on_part_data": lambda data, start, end: self._data.append(data[start:end]),
+            "on_part_data": self._add_to_data,
             "on_part_end": self._end_part,
             "on_end": self._end,
         }
@@ -96,7 +100,15 @@ class _Form:
     def _begin_part(self) -> None:
         if len(self.parts) >= PARTS_MAX:
             raise InvalidArgument(f"multipart body: more than {PARTS_MAX} parts")
-        self._headers, self._data = {}, []
+        self._headers, self._data, self._left = {}, [], self._part_bytes_max
+
+    def _add_to_data(self, data: bytes, start: int, end: int) -> None:
+        self._left -= end - start
+        if self._left < 0:
+            raise InvalidArgument(
+                f"multipart body: a part has more than {self._part_bytes_max} bytes (DYN_MM_MAX_DATA_URL_MB)"
+            )
+        self._data.append(data[start:end])
 
     def _add_to_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]

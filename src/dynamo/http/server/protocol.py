@@ -15,11 +15,13 @@ from functools import partial
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.paced_input import InputTurns, PacedInput
 from dynamo.serving.choice import Frame
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
 from dynamo.serving.request_trace.payload import Capture, Tap
@@ -47,6 +49,13 @@ FRAMING_BYTES_MAX = 1 << 20
 """Maximum bytes of chunk headers and trailers, in addition to FRAMING_SHARE_MAX for each byte of the body."""
 FRAMING_SHARE_MAX = 16
 """Maximum framing bytes per byte of the body: a body in chunks of one byte has six."""
+
+SLICE_BYTES = 1 << 10
+"""Bytes parsed at a time, except within bodies: some thirty of the shortest requests."""
+WHOLE_BYTES = 4 << 10
+"""Maximum size of a read that is parsed at once if it has one request line."""
+PIPELINE_MAX = 16
+"""Requests of a connection that may wait for the responses to earlier ones; further ones are not parsed."""
 
 LINGER_BYTES_MAX = 512 << 20
 """Maximum bytes of a request that are read and dropped after an early refusal, so that its client can read it."""
@@ -319,6 +328,26 @@ class Exchange:
 _NO_EVENT = _NoEvent()
 
 
+class InputFlow(FlowControl):
+    """uvicorn's flow control, which each response resumes, with reading held while received data is not parsed."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """Read no more data until `release`."""
+        self.is_held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Let the responses resume reading."""
+        self.is_held = False
+
+    def resume_reading(self) -> None:
+        """Read again, unless reading is held."""
+        if not self.is_held:
+            super().resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a fast path for the hot routes, limits, and a gate."""
 
@@ -332,12 +361,16 @@ class HttpProtocol(HttpToolsProtocol):
     gate: Gate | None = None
     bodies = BodyBudget()
     """Shared by all connections of a service."""
+    turns: InputTurns | None = None
+    """Shared by all connections of a service."""
 
     is_in_head = False
     """True between the first byte of a request and the end of its headers."""
     head_bytes = 0
     body_bytes = 0
     """Bytes of the request's body that have arrived."""
+    announced_bytes = 0
+    """Length of the request's body; 0 if its head does not contain it."""
     message_bytes = 0
     """Bytes read since the request's head, including framing."""
     requests = 0
@@ -348,6 +381,8 @@ class HttpProtocol(HttpToolsProtocol):
     """Loop time at which the buffer exceeded the mark."""
     received_at: float | None = None
     """Loop time at which an incomplete request began to arrive, or at which a connection without one was accepted."""
+    is_upgraded = False
+    """Whether the rest of the connection is not HTTP."""
     is_half_closed = False
     """Whether the client has closed its sending side and waits for the response."""
     is_lingering = False
@@ -364,6 +399,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Unanswered hot requests of this connection."""
         self.accounts: set[Account] = set()
         """Accounts of its unanswered plain requests."""
+        self._input = PacedInput(self, self.turns or InputTurns())
 
     # Connection.
 
@@ -386,6 +422,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Accept a client; its first byte has the same time limit as a request."""
         super().connection_made(transport)
+        self.flow = InputFlow(transport)
         self.received_at = self.loop.time()
         self.counts.open.inc()
         if len(self.connections) > self.connections_max:
@@ -397,6 +434,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End every unfinished exchange, and free the request data that no handler has taken."""
         super().connection_lost(exc)
+        self._input.close()
         self.counts.open.dec()
         if self._probing is not None:
             self._probing.cancel()
@@ -420,7 +458,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
         elif self.is_stalled and 0 < limits.stalled_s < now_s - self.stalled_at:
             self.cut_slow_reader()
-        elif self.pipeline:
+        elif self.pipeline or not self._input.is_empty:
             return  # Data behind a request that waits for its turn is not read.
         elif self.received_at is not None and 0 < limits.arrival_s < now_s - self.received_at:
             self.counts.late.inc()
@@ -457,8 +495,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self.is_lingering:
             return
         super().on_response_complete()
+        self._input.resume()
         cycle: Any = self.cycle
-        if self.is_half_closed and not self.pipeline and (cycle is None or cycle.response_complete):
+        if (
+            self.is_half_closed
+            and not self.pipeline
+            and self._input.is_empty
+            and (cycle is None or cycle.response_complete)
+        ):
             self.transport.close()
 
     def linger(self) -> None:
@@ -472,6 +516,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.received_at = None
         self.lingers_since = self.lingered_at = self.loop.time()
         self._unset_keepalive_if_required()
+        self.linger_bytes = len(self._input.clear())
+        self.release_reading()
         self.flow.resume_reading()
         cycle: Any = self.cycle
         if cycle is not None and not isinstance(
@@ -492,20 +538,54 @@ class HttpProtocol(HttpToolsProtocol):
     # Arrival of a request.
 
     def data_received(self, data: bytes) -> None:
+        """Parse data: at once, or in slices if it may contain many requests."""
+        if len(data) <= WHOLE_BYTES and self._input.is_empty and self.is_ready() and data.count(b" HTTP/") <= 1:
+            self.feed(data)
+        else:
+            self._input.add(data)
+
+    # Input, by `PacedInput`.
+
+    def is_ready(self) -> bool:
+        """Return whether more requests may be parsed."""
+        return len(self.pipeline) < PIPELINE_MAX
+
+    def slice_bytes(self) -> int:
+        """Return the size of the next slice: the rest of a body, whose length is announced, needs no slices."""
+        if self.is_lingering or self.is_upgraded:
+            return sys.maxsize
+        is_in_body = self.received_at is not None and not self.is_in_head
+        return max(SLICE_BYTES, self.announced_bytes - self.body_bytes if is_in_body else 0)
+
+    def hold_reading(self) -> None:
+        """Read no more data until all is parsed."""
+        self.flow.hold()  # type: ignore[attr-defined]  # uvicorn declares the type of its own.
+
+    def release_reading(self) -> None:
+        """Read again, unless a request waits for its turn."""
+        self.flow.release()  # type: ignore[attr-defined]
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def feed(self, data: bytes) -> None:
         """Feed the parser, and count the received bytes of the request."""
+        if self.is_upgraded:
+            return  # A client sends nothing before the response to its upgrade.
         if self.is_lingering:
             self.linger_bytes += len(data)
             self.lingered_at = self.loop.time()
             if self.linger_bytes > LINGER_BYTES_MAX:
                 self.transport.abort()
             return
-        self._read = data
+        self._read, before = data, self.requests
         super().data_received(data)
         self._read = b""
         if self._has_refused():  # While the data was parsed: no further request is read.
             return
         if self.is_in_head:
-            self.head_bytes += len(data)
+            self.head_bytes += (
+                len(data) if self.requests == before else 0
+            )  # Not if other heads precede it in the slice.
             if self.head_bytes > self.limits.header_bytes:
                 self.is_in_head = False
                 self._refuse_head()
@@ -524,7 +604,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin a request."""
         self.received_at = self.loop.time()
         self.is_in_head = True
-        self.head_bytes = self.body_bytes = self.message_bytes = 0
+        self.head_bytes = self.body_bytes = self.message_bytes = self.announced_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -555,7 +635,7 @@ class HttpProtocol(HttpToolsProtocol):
         decision = OPEN if self.gate is None else self.gate.judge(method, path, self.headers)
         if decision.refusal is not None or decision.is_preflight:
             handler = partial(_turn_away, decision)
-        length = self._content_length()
+        self.announced_bytes = length = self._content_length()
         if handler is None and length <= self.limits.body_bytes:
             super().on_headers_complete()
             self._note_plain(decision)
@@ -634,10 +714,11 @@ class HttpProtocol(HttpToolsProtocol):
         """
         stopped = sys.exc_info()[1]
         if self._again is None or not isinstance(stopped, httptools.HttpParserUpgrade):
+            self.is_upgraded = True
             return
         head, self._again = self._again, None
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(head + self._read[stopped.args[0] :])
+        self.feed(head + self._read[stopped.args[0] :])
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Exchange):

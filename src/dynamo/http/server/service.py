@@ -29,6 +29,7 @@ from dynamo.http.routes.table import RouteContext, RouteGroup, refuse, routes_of
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.protocol import BodyBudget, ConnectionCounts, HttpProtocol
 from dynamo.http.server.siblings import Siblings
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
@@ -155,6 +156,7 @@ class FrontendServer:
             "counts": self._counts,
             "gate": gate,
             "bodies": self._bodies,
+            "turns": InputTurns(),
         }
         return type("FrontendProtocol", (HttpProtocol,), values)
 

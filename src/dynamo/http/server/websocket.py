@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo.http.server.paced_input import InputTurns, PacedInput
 from dynamo.http.server.protocol import Exchange
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 16 << 20  # Minutes of sound; a longer message is an error.
+SLICE_BYTES_MIN, SLICE_BYTES_MAX = 512, 4 << 10
+"""Bytes parsed at a time: the smaller ones contain 85 empty frames, the larger ones are used while frames are large."""
+FEW_FRAMES = 4
 REASON_BYTES_MAX = 123  # Limit of the standard.
 PING_S = 20.0  # Interval of pings; a client that is silent for one interval after a ping is disconnected.
 CLOSE_S = 5.0  # Maximum wait for the client's close frame after the server's.
@@ -110,6 +114,12 @@ class WebSocket(asyncio.Protocol):
         """Whether this side has begun to close."""
         self._is_over = False
         self._has_received = True
+        self._paused_by: set[str] = set()
+        """Consumers of the messages that are behind."""
+        self._is_held = False
+        """Whether received data waits to be parsed."""
+        self._slice_bytes = SLICE_BYTES_MIN
+        self._input = PacedInput(self, self._http.turns or InputTurns())
         self._timer: asyncio.TimerHandle | None = None
         exchange.response_started = True
         head = (
@@ -158,25 +168,57 @@ class WebSocket(asyncio.Protocol):
             else:
                 self._transport.close()
 
-    def pause_reading(self) -> None:
-        """Stop reading because the consumer of the messages is behind."""
+    def pause_reading(self, consumer: str = "") -> None:
+        """Stop reading because a consumer of the messages is behind."""
+        self._paused_by.add(consumer)
         self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Read again because the consumer of the messages has caught up."""
-        if not self._is_over and not self._transport.is_closing():
+    def resume_reading(self, consumer: str = "") -> None:
+        """Read again once every consumer of the messages has caught up."""
+        self._paused_by.discard(consumer)
+        if not self._paused_by:
+            self._input.resume()
+            self._read_again()
+
+    def _read_again(self) -> None:
+        if not (self._paused_by or self._is_held or self._is_over or self._transport.is_closing()):
             self._transport.resume_reading()
 
     # Receiving.
 
     def data_received(self, data: bytes) -> None:
-        """Process data of the client; the protocol responds to pings, close frames and violations of the standard."""
+        """Process data of the client, in slices: it may contain very many frames."""
         self._has_received = True
+        self._input.add(data)
+
+    def is_ready(self) -> bool:
+        """Return whether further frames may be processed."""
+        return not self._paused_by
+
+    def slice_bytes(self) -> int:
+        """Return the number of bytes to process next."""
+        return self._slice_bytes
+
+    def hold_reading(self) -> None:
+        """Read no more data until all is processed."""
+        self._is_held = True
+        self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """Read again, unless the consumer is behind."""
+        if self._is_held:
+            self._is_held = False
+            self._read_again()
+
+    def feed(self, data: bytes) -> None:
+        """Process data; the protocol responds to pings, close frames and violations of the standard."""
         was_open = self._is_open
         self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            if isinstance(event, self._frame_type):
-                self._apply(event)
+        frames = [event for event in self._protocol.events_received() if isinstance(event, self._frame_type)]
+        is_few = len(frames) <= FEW_FRAMES
+        self._slice_bytes = min(self._slice_bytes * 2, SLICE_BYTES_MAX) if is_few else SLICE_BYTES_MIN
+        for frame in frames:
+            self._apply(frame)
         if was_open and self._protocol.parser_exc is not None:
             logger.info("closing WebSocket: protocol error by the client: %s", self._protocol.parser_exc)
         self._write()
@@ -197,6 +239,8 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection and notify the listener."""
         self._is_over = True
+        self._input.close()
+        self._paused_by.clear()
         if self._timer is not None:
             self._timer.cancel()
         self._http.connection_lost(error)

@@ -15,17 +15,18 @@ them (`loading`), and is scheduled after their arrival (`loaded`).
 import abc
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from dynamo.core.tally import Tally
 from dynamo.mocker.simulation.rank_state import RankState
 from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
+from dynamo.mocker.simulation.timing import decodes_ms
 from dynamo.protocols.load import ForwardPass, ScheduledRequests
 from dynamo.tokens.hashing import SEED
 
 PAUSE_MS = 1e-3  # Minimum pause; a shorter one could be lost in rounding and repeated endlessly.
 IDLE_STEP_MS = 1.0  # Duration of a step that computes nothing while sequences wait.
-WATERMARK = 0.01  # Share of the blocks kept free when a prompt is admitted, so that running sequences can grow.
 
 
 @dataclass(slots=True)
@@ -175,13 +176,9 @@ class Batching(RankState[Owner], abc.ABC):
     def steady_ends(self, now_ms: float, steps: int) -> list[float]:
         """Return the end times of the next steady steps."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
-        count, decode_ms = len(self.decoding), self.timing.decode_ms
-        context, ends = self._context_tokens, list[float]()
-        for _ in range(steps):
-            context += count
-            now_ms += decode_ms(context, capacity_tokens, count)
-            ends.append(now_ms)
-        return ends
+        count, context = len(self.decoding), self._context_tokens
+        contexts = range(context + count, context + count * (steps + 1), count)
+        return list(accumulate(decodes_ms(self.timing, contexts, capacity_tokens, count), initial=now_ms))[1:]
 
     def skip(self, steps: int) -> None:
         """Execute `steps` steady steps at once."""
@@ -200,6 +197,7 @@ class Batching(RankState[Owner], abc.ABC):
         if sequence.state is SequenceState.DECODING:
             self._keep_computed(sequence, step)
             sequence.generated = step - sequence.birth
+            sequence.paused_ms = self.now_ms
             self._leave_decode(sequence, step)
         else:
             self._leave_prefill(sequence)
@@ -283,13 +281,17 @@ class Batching(RankState[Owner], abc.ABC):
             computed += tokens
             sequence.computed += tokens
             self._queued_tokens -= tokens
-            self._settle(sequence, sequence.computed)
+            self._settle_prompt(sequence)
             self.partial = sequence if sequence.computed < sequence.length else None
             if self.partial is None:
                 complete.append(sequence)
         scheduled.num_prefill_requests, scheduled.sum_prefill_tokens = lengths.count, computed
         scheduled.var_prefill_length = lengths.variance
         return complete
+
+    def _settle_prompt(self, sequence: SimulatedSequence[Owner]) -> None:
+        """Commit the computed blocks of a prompt; later prompts of the same step share them."""
+        self._settle(sequence, sequence.computed)
 
     @property
     def _cuts_prompts(self) -> bool:
@@ -347,8 +349,11 @@ class Batching(RankState[Owner], abc.ABC):
         return self.blocks_of(sequence.length - sequence.is_remote)
 
     def _reserve(self, sequence: SimulatedSequence[Owner], cached_tokens: int) -> int:
-        """Return the number of blocks to keep free at admission, so that running sequences can grow."""
-        return int(self.limits.num_blocks * WATERMARK) if self.pool.used else 0
+        """Return the number of blocks to keep free at admission, so that running sequences can grow.
+
+        None, as in the released simulations of vLLM and TensorRT-LLM.
+        """
+        return 0
 
     def _begin_decoding(
         self, prefilled: list[SimulatedSequence[Owner]], step: int, finished: list[SimulatedSequence[Owner]]

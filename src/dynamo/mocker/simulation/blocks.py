@@ -70,6 +70,9 @@ class SimulatedBlockPool:
 
     def commit(self, parent: int | None, hashes: Sequence[int], tokens_hashes: Sequence[int]) -> None:
         """Turn private blocks of a sequence, which follow `parent`, into shared blocks."""
+        if self.active.keys().isdisjoint(hashes) and not any(map(self.inactive.__contains__, hashes)):
+            self._commit_new(parent, hashes, tokens_hashes)
+            return
         stored: list[StoredBlock] = []
         for index, block_hash in enumerate(hashes):
             if block_hash in self.active:
@@ -86,6 +89,13 @@ class SimulatedBlockPool:
         assert self.private >= 0, "a block was committed twice"
         if stored:
             self._events.append(Stored(parent, None, stored))
+
+    def _commit_new(self, parent: int | None, hashes: Sequence[int], tokens_hashes: Sequence[int]) -> None:
+        """Commit blocks of which none is readable, most of the blocks of a prompt."""
+        self.private -= len(hashes)
+        assert self.private >= 0, "a block was committed twice"
+        self.active.update(dict.fromkeys(hashes, 1))
+        self._events.append(Stored(parent, None, list(map(StoredBlock, hashes, tokens_hashes))))
 
     def release(self, hashes: Sequence[int], private: int) -> None:
         """Release the blocks of a sequence, last block first."""

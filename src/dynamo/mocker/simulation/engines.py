@@ -19,9 +19,6 @@ class TrtllmSimulation(Batching[Owner]):
     def _blocks_needed(self, sequence: SimulatedSequence[Owner]) -> int:
         return self._blocks_in_all(sequence)
 
-    def _reserve(self, sequence: SimulatedSequence[Owner], cached_tokens: int) -> int:
-        return 0
-
     def _grow(self, step: int) -> None:
         for sequence in self._borders.pop(step, ()):
             self._settle(sequence, self.context_of(sequence, step))

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from dynamo.mocker.simulation.batching import WATERMARK, Batching
+from dynamo.mocker.simulation.batching import Batching
 from dynamo.mocker.simulation.rules import RankLimits
 from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 
-__all__ = ["WATERMARK", "RankLimits", "Simulation", "StepResult"]
+__all__ = ["RankLimits", "Simulation", "StepResult"]
 
 
 @dataclass(slots=True)

@@ -39,6 +39,8 @@ class SimulatedSequence(Generic[Owner]):
     state: SequenceState = SequenceState.WAITING
     generated: int = 0
     """Tokens emitted so far; not updated while decoding."""
+    paused_ms: float = -1.0
+    """Time of the last token before the last preemption; negative: never preempted."""
     computed: int = 0
     """Tokens with cached keys and values during prefill."""
     birth: int = 0

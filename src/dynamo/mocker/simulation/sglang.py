@@ -28,6 +28,8 @@ class SglangSimulation(Batching[Owner]):
 
     ratio: float = field(init=False, default=0.0)
     """Estimated output length as a share of the maximum remaining length."""
+    _computed: list[SimulatedSequence[Owner]] = field(init=False, default_factory=list)
+    """Sequences whose prompts are computed in this step."""
 
     def __post_init__(self) -> None:
         Batching.__post_init__(self)
@@ -67,7 +69,15 @@ class SglangSimulation(Batching[Owner]):
         budget = rules.max_prefill_tokens
         if self._cuts_prompts:
             budget = min(budget, rules.chunked_prefill_size)
-        return self._prefill(budget, 0, scheduled)
+        complete = self._prefill(budget, 0, scheduled)
+        for sequence in self._computed:
+            self._settle(sequence, sequence.computed)
+        self._computed.clear()
+        return complete
+
+    def _settle_prompt(self, sequence: SimulatedSequence[Owner]) -> None:
+        """Insert computed blocks into the tree after the step: prompts of one step do not share blocks."""
+        self._computed.append(sequence)
 
     @property
     def _cuts_prompts(self) -> bool:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+LEAST_STEP_MS = 1.0
+"""Least duration of a decode step by upstream's models."""
+
 
 class StepTimes(Protocol):
     """The duration of a step: the sum of a prefill and a decode part."""
@@ -16,6 +19,17 @@ class StepTimes(Protocol):
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
         """Return the milliseconds for one more token of each sequence, given the cached tokens that are read."""
         ...
+
+
+def decodes_ms(times: StepTimes, contexts: range, capacity_tokens: int, sequences: int) -> list[float]:
+    """Return the milliseconds of consecutive decode steps with these numbers of cached tokens."""
+    if not isinstance(times, Timing) or not times.decode_ratio or not contexts.start:
+        return [times.decode_ms(context, capacity_tokens, sequences) for context in contexts]
+    ratio, found = times.decode_ratio, list[float]()  # `Timing.decode_ms` without a call for each step.
+    for context in contexts:
+        used = min(context / capacity_tokens, 1.0)
+        found.append(max(LEAST_STEP_MS, -25.74 * used * used + 54.01 * used + 5.74) / ratio)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,11 @@ class Timing:
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
 
+    @property
+    def decode_ratio(self) -> float:
+        """The speedup of decode steps."""
+        return self.speedup_ratio * self.decode_speedup_ratio
+
     def prefill_ms(self, new_tokens: int) -> float:
         """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         if new_tokens == 0 or self.speedup_ratio == 0:
@@ -49,11 +68,11 @@ class Timing:
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int = 0) -> float:
         """Return the milliseconds for one more token of each sequence, given the cached tokens that are read."""
-        ratio = self.speedup_ratio * self.decode_speedup_ratio
+        ratio = self.decode_ratio
         if context_tokens == 0 or ratio == 0:
             return 0.0
         used = min(context_tokens / capacity_tokens, 1.0)
-        return max(1.0, -25.74 * used * used + 54.01 * used + 5.74) / ratio
+        return max(LEAST_STEP_MS, -25.74 * used * used + 54.01 * used + 5.74) / ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,10 @@ class FittedTiming:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTiming:
-    """Table lookup in a profiler's measurements: the next larger point, or the last one."""
+    """Linear interpolation between a profiler's points, and extrapolation beyond them, as in the released mocker.
+
+    A table with one point has that value everywhere.
+    """
 
     prefill_tokens: Sequence[float]
     prefill_times_ms: Sequence[float]
@@ -99,16 +121,34 @@ class ProfiledTiming:
         """Return the milliseconds to compute `new_tokens` uncached prompt tokens."""
         if new_tokens == 0 or self.speedup_ratio == 0:
             return 0.0
-        return self.prefill_times_ms[_next(self.prefill_tokens, new_tokens)] / self.speedup_ratio
+        times, (at, part) = self.prefill_times_ms, _between(self.prefill_tokens, new_tokens)
+        if part is None:
+            return times[at] / self.speedup_ratio
+        return max(0.0, times[at] + (times[at + 1] - times[at]) * part) / self.speedup_ratio
 
     def decode_ms(self, context_tokens: int, capacity_tokens: int, sequences: int) -> float:
         """Return the milliseconds for one more token of each running sequence."""
         ratio = self.speedup_ratio * self.decode_speedup_ratio
         if sequences == 0 or ratio == 0:
             return 0.0
-        row = self.step_times_ms[_next(self.kv_tokens, context_tokens)]
-        return row[_next(self.context_lengths, context_tokens / sequences)] / ratio
+        rows, (at, part) = self.step_times_ms, _between(self.kv_tokens, context_tokens)
+        column, share = _between(self.context_lengths, context_tokens / sequences)
+        found = _along(rows[at], column, share)
+        if part is not None:
+            found += (_along(rows[at + 1], column, share) - found) * part
+        return (found if part is share is None else max(LEAST_STEP_MS, found)) / ratio
 
 
-def _next(points: Sequence[float], value: float) -> int:
-    return min(bisect_left(points, value), len(points) - 1)
+def _between(points: Sequence[float], value: float) -> tuple[int, float | None]:
+    """Return the interval of a value or the one nearest to it, and the place in it: 0 at its begin, 1 at its end.
+
+    The place is None if there is one point only.
+    """
+    if len(points) == 1:
+        return 0, None
+    at = min(max(bisect_left(points, value) - 1, 0), len(points) - 2)
+    return at, (value - points[at]) / (points[at + 1] - points[at])
+
+
+def _along(row: Sequence[float], at: int, part: float | None) -> float:
+    return row[at] if part is None else row[at] + (row[at + 1] - row[at]) * part

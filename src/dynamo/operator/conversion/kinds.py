@@ -9,6 +9,7 @@ from dynamo.protocols.kubernetes.common import KubeObject
 
 Mapper = Callable[[KubeObject], KubeObject]
 GRAPH_SAME = ("annotations", "labels", "priorityClassName", "backendFramework", "restart", "providerOverride")
+SAME_IN_REQUESTS = ("backend", "runtimeVersionOverride")
 PHASES = {
     "": "Pending", "Initializing": "Pending", "Pending": "Pending", "Profiling": "Profiling", "Deploying": "Deploying",
     "Ready": "Ready", "DeploymentDeleted": "Ready", "Failed": "Failed",
@@ -92,8 +93,7 @@ def _request_to_beta(spec: KubeObject) -> KubeObject:
     targets = part(config, "sla")
     # v1alpha1 does not apply by default, v1beta1 does.
     result: KubeObject = {"model": spec.get("model"), "autoApply": bool(spec.get("autoApply", False))}
-    if spec.get("backend"):
-        result["backend"] = spec["backend"]
+    result |= {name: spec[name] for name in SAME_IN_REQUESTS if spec.get(name)}
     image = profiling.get("profilerImage") or part(spec, "deploymentOverrides").get("workersImage")
     if image:
         result["image"] = image
@@ -134,8 +134,7 @@ def _is_number(value: object) -> bool:
 
 def _request_to_alpha(spec: KubeObject) -> KubeObject:
     result: KubeObject = {"model": spec.get("model"), "autoApply": bool(spec.get("autoApply", True))}
-    if spec.get("backend"):
-        result["backend"] = spec["backend"]
+    result |= {name: spec[name] for name in SAME_IN_REQUESTS if spec.get(name)}
     if part(spec, "features", "mocker").get("enabled"):
         result["useMocker"] = True
     config: KubeObject = {}

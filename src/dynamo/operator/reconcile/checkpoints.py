@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.multinode import gpus_of
 from dynamo.operator.reconcile.names import (
     COMPONENT_TYPE,
     GLOBAL_NAMESPACE,
@@ -62,10 +63,15 @@ def identity_hash(identity: CheckpointIdentity) -> str:
     return hashlib.sha256(text).hexdigest()[:HASH_LENGTH]
 
 
+def checkpoint_id(checkpoint: DynamoCheckpoint) -> str:
+    """Return the name of a checkpoint's artifact: of its label if a graph made it, else of its identity."""
+    return checkpoint.metadata.labels.get(CHECKPOINT_ID) or identity_hash(checkpoint.spec.identity)
+
+
 def job_name(checkpoint: DynamoCheckpoint) -> str:
     """Return the name of a checkpoint's job."""
     version = checkpoint.metadata.annotations.get(ARTIFACT_VERSION) or DEFAULT_ARTIFACT_VERSION
-    return f"checkpoint-job-{identity_hash(checkpoint.spec.identity)}-{version}"
+    return f"checkpoint-job-{checkpoint_id(checkpoint)}-{version}"
 
 
 def checkpoint_plan(
@@ -82,8 +88,8 @@ def checkpoint_plan(
     status = msgspec.structs.replace(
         known,
         phase="Pending",
-        identity_hash=identity_hash(checkpoint.spec.identity),
-        checkpoint_id=identity_hash(checkpoint.spec.identity),
+        identity_hash=checkpoint_id(checkpoint),
+        checkpoint_id=checkpoint_id(checkpoint),
         job_name=job_name(checkpoint),
         message=None,
     )
@@ -129,7 +135,7 @@ def checkpoint_job(checkpoint: DynamoCheckpoint) -> KubeObject:
     template = copy.deepcopy(given.pod_template_spec)
     pod: KubeObject = template.setdefault("spec", {})
     main = _target(pod.get("containers") or [], given.target_container_name)
-    hash_value = identity_hash(checkpoint.spec.identity)
+    hash_value = checkpoint_id(checkpoint)
     version = checkpoint.metadata.annotations.get(ARTIFACT_VERSION) or DEFAULT_ARTIFACT_VERSION
     metadata: KubeObject = template.setdefault("metadata", {})
     labels = {IS_SOURCE: "true", CHECKPOINT_ID: hash_value}
@@ -201,7 +207,8 @@ def _add_shared_memory(checkpoint: DynamoCheckpoint, pod: KubeObject, main: Kube
 
 
 def _launch_together(identity: CheckpointIdentity, main: KubeObject) -> None:
-    if (identity.tensor_parallel_size or 1) * (identity.pipeline_parallel_size or 1) == 1:
+    ranks = (identity.tensor_parallel_size or 1) * (identity.pipeline_parallel_size or 1)
+    if max(ranks, gpus_of(main)) == 1 or main.get("command") == [LAUNCHER]:
         return
     if not main.get("command"):
         path = "spec.job.podTemplateSpec.spec.containers"

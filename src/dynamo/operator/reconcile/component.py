@@ -12,6 +12,7 @@ import msgspec
 from dynamo.operator.reconcile.conditions import with_condition
 from dynamo.operator.reconcile.graph_objects import discovery_access
 from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
+from dynamo.operator.reconcile.memory_service import claim_template
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import (
@@ -62,8 +63,14 @@ def component_plan(
     `now` is a timestamp of RFC 3339. A component that the cluster cannot run gets a condition and an event, no objects.
     """
     name = deployed.metadata.name
+    component = component_of(deployed)
+    context = context_of(deployed, component, settings)
+    is_alone = not deployed.metadata.labels.get(GRAPH)
+    own_claims: list[KubeObject] = []
     try:
         objects = component_objects(deployed, settings, facts, restore)
+        template = claim_template(component, context, has_claims=facts.has_resource_claims) if is_alone else None
+        own_claims += [template] if template else []
     except WorkloadError as error:
         refused = Condition(type="Available", status="False", reason="CannotRender", message=str(error))
         status = _status(deployed, None, refused, now)
@@ -82,12 +89,9 @@ def component_plan(
     )
     if restore is not None and restore.is_awaited:
         available = Condition(type="Available", status="False", reason="WaitingForCheckpoint", message=restore.text)
-    is_alone = not deployed.metadata.labels.get(GRAPH)
-    component = component_of(deployed)
-    context = context_of(deployed, component, settings)
     joint = list(joint_objects([component], context)) if is_alone else []
     if is_alone:
-        objects = [*discovery_access(context), *objects]
+        objects = [*discovery_access(context), *objects, *own_claims]
     return Plan(
         joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
     )

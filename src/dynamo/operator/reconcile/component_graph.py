@@ -6,7 +6,7 @@ The components' workloads are those of their DynamoComponentDeployments (`compon
 from collections.abc import Iterator, Mapping, Sequence
 
 from dynamo.operator.reconcile.component import runtime_namespace
-from dynamo.operator.reconcile.conditions import is_true
+from dynamo.operator.reconcile.conditions import FAILED, RECONCILED, is_true
 from dynamo.operator.reconcile.graph_objects import (
     PASSED_ON,
     common_objects,
@@ -240,9 +240,12 @@ def _is_ready(state: DynamoComponentDeployment) -> bool:
 
 
 def _why_not(state: DynamoComponentDeployment) -> str:
-    conditions = (state.status and state.status.conditions) or []
-    found = next((one.message for one in conditions if one.type == "Available" and one.status != "True"), "")
-    return found or "not reconciled yet"
+    """Return what the object of a component waits for: first that its objects were refused."""
+    known = {one.type: one for one in (state.status and state.status.conditions) or []}
+    failed, available = known.get(RECONCILED), known.get("Available")
+    if failed is not None and failed.reason == FAILED:
+        return failed.message or FAILED
+    return (available and available.status != "True" and available.message) or "not reconciled yet"
 
 
 def _replicas_patch(state: DynamoComponentDeployment, replicas: int) -> ObjectPatch:

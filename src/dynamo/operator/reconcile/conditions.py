@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 from dynamo.protocols.kubernetes.common import Condition
 
+RECONCILED, FAILED = "Reconciled", "ReconcileFailed"
+"""Condition of an object whose reconcile fails, and its reason; absent otherwise."""
+
 
 def with_condition(conditions: Iterable[Condition] | None, changed: Condition, now: str) -> list[Condition]:
     """Return conditions with one set; its transition time changes only when its status does."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from dynamo.operator.reconcile.automatic_checkpoints import automatic_checkpoints
 from dynamo.operator.reconcile.component_graph import components_plan
 from dynamo.operator.reconcile.graph_pass import GraphPass, ObservedGraph
 from dynamo.operator.reconcile.graph_status import failed_plan
@@ -36,10 +37,12 @@ def graph_plan(
     try:
         provider = workload_provider(components, annotations, facts, observed.providers)
         context = context_of_graph(graph, settings, graph.metadata.namespace, is_in_place=provider == "grove")
-        restores = restores_of(components, observed.checkpoints, observed.snapshot_storage)
+        made = automatic_checkpoints(graph, context, observed.checkpoints, facts.topologies)
+        restores = restores_of(made.graph.spec.components or [], observed.checkpoints, observed.snapshot_storage)
         context = dataclasses.replace(context, restores=restores)
-        one_pass = GraphPass(graph, context, observed, now)
+        one_pass = GraphPass(made.graph, context, observed, now)
         plan = grove_plan(one_pass, facts) if provider == "grove" else components_plan(one_pass, facts)
+        plan = dataclasses.replace(plan, create=[*plan.create, *made.owned], create_unowned=made.retained)
     except WorkloadError as error:
         one_pass = GraphPass(graph, context_of_graph(graph, settings, graph.metadata.namespace), observed, now)
         reason = error.reason if isinstance(error, ProviderUnavailable) else CANNOT_RENDER

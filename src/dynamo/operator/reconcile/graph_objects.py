@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dynamo.operator.reconcile.entries import entries
 from dynamo.operator.reconcile.epp import epp_objects
 from dynamo.operator.reconcile.graph_pass import GraphPass
+from dynamo.operator.reconcile.memory_service import claim_template
 from dynamo.operator.reconcile.multinode import framework_of, trtllm
 from dynamo.operator.reconcile.multinode.nodes import node_count
 from dynamo.operator.reconcile.multinode.vllm import EXECUTOR_ANNOTATION, ORIGIN_ANNOTATION
@@ -83,6 +84,9 @@ def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
         if component.scaling_adapter is not None:
             found.adapters.append(adapter_object(component, context))
         made = list(entries(graph, component, context, facts))
+        template = claim_template(component, context, has_claims=facts.has_resource_claims)
+        if template is not None:
+            made.append(template)
         if component.type == "epp":
             made += epp_objects(component, context, facts)
         one_pass.events += [one for one in made if isinstance(one, EventNote)]
@@ -95,10 +99,9 @@ def without_effect(component: ComponentSpec) -> Iterator[EventNote]:
     experimental = component.experimental
     if experimental is None:
         return
-    for name, value in (("gpuMemoryService", experimental.gpu_memory_service), ("failover", experimental.failover)):
-        if value is not None:
-            path = f"spec.components[{component.name}].experimental.{name}"
-            yield EventNote("Warning", "NotSupported", f"{path}: has no effect")
+    if experimental.failover is not None:
+        path = f"spec.components[{component.name}].experimental.failover"
+        yield EventNote("Warning", "NotSupported", f"{path}: has no effect")
 
 
 def component_fields(

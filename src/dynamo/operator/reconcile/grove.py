@@ -1,19 +1,21 @@
 """Grove's PodCliqueSet of a graph.
 
-A component of one node is a clique; one of several nodes is a scaling group with a clique for the leader and one for the
-workers. Grove updates cliques in place, so that names have no generation of the workers.
+A component of one node is a clique, or where it is forced a scaling group of one; one of several nodes is a scaling group
+with a clique for the leader and one for the workers. Grove updates cliques in place, so that names have no generation of the workers.
 """
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynamo.operator.reconcile.grove_names import clique_set_name, name_length
 from dynamo.operator.reconcile.multinode import framework_of, role_templates, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import (
     LEADER_SUFFIX,
     WORKER_SUFFIX,
     WorkloadError,
     grove_nodes,
+    has_scaling_group,
     node_count,
 )
 from dynamo.operator.reconcile.names import GRAPH, PREFIX, GraphContext, merged, replicas_of
@@ -23,9 +25,6 @@ from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec, DynamoGraphDeployment, GraphTopologyConstraint
 
 API_VERSION = "grove.io/v1alpha1"
-NAME_BUDGET = 45
-"""Characters that the names of set, scaling group and clique share in the names of pods."""
-LEAST_NAME = 8
 UPDATE_STRATEGY = f"{PREFIX}grove-update-strategy"
 UPDATE_STRATEGIES = ("RollingRecreate", "OnDelete")
 KAI, KAI_QUEUE, KAI_QUEUE_LABEL, DEFAULT_QUEUE = (
@@ -47,11 +46,10 @@ class ComponentCliques:
 
 def pod_clique_set_name(graph: str, components: Iterable[ComponentSpec]) -> str:
     """Return the name of a graph's PodCliqueSet: the graph's, shortened with a hash where the names of pods require it."""
-    longest = max((_name_length(one) for one in components), default=0)
-    length = max(NAME_BUDGET - longest, LEAST_NAME)
-    if len(graph) <= length:
-        return graph
-    return f"{graph[: length - 5]}-{_fnv32a(graph.encode()) & 0xFFFF:04x}"
+    lengths = (
+        name_length(one.name, is_multinode=node_count(one) > 1, has_group=has_scaling_group(one)) for one in components
+    )
+    return clique_set_name(graph, lengths)
 
 
 def grove_component_name(graph: str, components: Iterable[ComponentSpec], component: ComponentSpec) -> str:
@@ -120,7 +118,7 @@ def scale_patches(
     known = {(one["kind"], one["metadata"]["name"]): one for one in observed}
     patches = []
     for component in components:
-        kind = "PodClique" if node_count(component) == 1 else "PodCliqueScalingGroup"
+        kind = "PodCliqueScalingGroup" if has_scaling_group(component) else "PodClique"
         name = grove_component_name(context.name, components, component)
         found = known.get((kind, name))
         if found is None or component.replicas is None or found["spec"].get("replicas", 1) == component.replicas:
@@ -138,7 +136,7 @@ def component_cliques(
     graph: DynamoGraphDeployment,
     scheduling: Mapping[str, str],
 ) -> ComponentCliques:
-    """Return the cliques of a component and, with several nodes, its scaling group."""
+    """Return the cliques of a component and its scaling group, if it has one."""
     sharing = component.experimental and component.experimental.gpu_memory_service
     if sharing and sharing.mode == "InterPod":
         path = f"spec.components[{component.name}].experimental.gpuMemoryService.mode"
@@ -148,9 +146,13 @@ def component_cliques(
     # Grove refuses a set with 0 replicas; the clique or group is scaled to 0 once it exists.
     replicas = max(1, replicas_of(component))
     topology = _component_topology(component, graph.spec.topology_constraint)
+    least = component.min_available or 1
     if nodes == 1:
         pod = single_node_template(template, framework)
-        clique = _clique(name, replicas, 1, pod, component, context, scheduling)
+        if has_scaling_group(component):
+            clique = _clique(name, 1, 1, pod, component, context, scheduling)
+            return ComponentCliques(cliques=(clique,), scaling_group=_group(name, [name], replicas, least, topology))
+        clique = _clique(name, replicas, least, pod, component, context, scheduling)
         return ComponentCliques(cliques=({**clique, **topology},))
     roles = role_templates(
         component,
@@ -165,14 +167,13 @@ def component_cliques(
     worker = _clique(worker_name, nodes - 1, nodes - 1, roles.worker, component, context, scheduling)
     if framework == "trtllm":  # mpirun connects to the workers' SSH servers.
         leader["spec"]["startsAfter"] = [worker_name]
-    group = {
-        "name": name,
-        "cliqueNames": [leader_name, worker_name],
-        "replicas": replicas,
-        "minAvailable": 1,
-        **topology,
-    }
+    group = _group(name, [leader_name, worker_name], replicas, least, topology)
     return ComponentCliques(cliques=(leader, worker), scaling_group=group)
+
+
+def _group(name: str, cliques: Sequence[str], replicas: int, least: int, topology: KubeObject) -> KubeObject:
+    """Return a scaling group. Its `minAvailable` are scheduled together; with fewer, Grove ends the gang."""
+    return {"name": name, "cliqueNames": list(cliques), "replicas": replicas, "minAvailable": least, **topology}
 
 
 def _clique(
@@ -236,17 +237,3 @@ def _update_strategy(given: str) -> str:
             f"metadata.annotations[{UPDATE_STRATEGY}]: {given!r} is not supported; {allowed} are allowed"
         )
     return given
-
-
-def _name_length(component: ComponentSpec) -> int:
-    if node_count(component) == 1:
-        return len(component.name)
-    return 2 * len(component.name) + len(f"-{LEADER_SUFFIX}")
-
-
-def _fnv32a(data: bytes) -> int:
-    """Return the FNV-1a hash of 32 bits (http://www.isthe.com/chongo/tech/comp/fnv)."""
-    value = 0x811C9DC5
-    for byte in data:
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value

@@ -17,7 +17,7 @@ from dynamo.operator.reconcile.graph_objects import (
 from dynamo.operator.reconcile.graph_pass import GraphPass
 from dynamo.operator.reconcile.graph_status import NOT_READY, graph_status
 from dynamo.operator.reconcile.grove import grove_component_name, pod_clique_set, pod_clique_set_name, scale_patches
-from dynamo.operator.reconcile.multinode.nodes import node_count
+from dynamo.operator.reconcile.multinode.nodes import has_scaling_group
 from dynamo.operator.reconcile.names import COMPONENT, CURRENT_WORKER_HASH, RESTART_AT, is_worker
 from dynamo.operator.reconcile.plan import EventNote, Plan
 from dynamo.operator.reconcile.pods import pod_template
@@ -101,7 +101,7 @@ def _in_order(items: Sequence[KubeObject], names: Sequence[str]) -> list[KubeObj
 
 
 def _readiness(one_pass: GraphPass, component: ComponentSpec) -> WorkloadReadiness:
-    kind: GroveKind = "PodClique" if node_count(component) == 1 else "PodCliqueScalingGroup"
+    kind: GroveKind = "PodCliqueScalingGroup" if has_scaling_group(component) else "PodClique"
     name = grove_component_name(one_pass.context.name, one_pass.components, component)
     cliques = one_pass.observed.cliques
     value = next((one for one in cliques if one["kind"] == kind and one["metadata"]["name"] == name), None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dynamo.operator.reconcile.environment import annotation_of, environment, sidecar_environment
 from dynamo.operator.reconcile.epp import EPP_ACCOUNT, EPP_GRACE_S, add_epp, epp_ports
+from dynamo.operator.reconcile.memory_service import add_memory_service
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError
 from dynamo.operator.reconcile.names import (
     ENABLE_METRICS,
@@ -74,6 +75,7 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     if component.type == "epp":  # It serves TLS itself, which a proxy in its pod would wrap again.
         metadata["annotations"] = {ISTIO_INJECT: "false", **(metadata.get("annotations") or {})}
     metadata["labels"] = merged(metadata.get("labels"), context.labels(component), metrics_label(metadata))
+    add_memory_service(component, context, spec)
     restore = context.restores.get(component.name or "")
     if restore is not None and restore.is_ready:
         add_restore(component, restore, template)
@@ -191,7 +193,7 @@ def add_frontend_sidecar(
         sidecar.setdefault("args", list(FRONTEND))
     sidecar["env"] = sidecar_environment(component, context, sidecar.get("env") or [], name)
     sidecar["ports"] = with_ports(sidecar.get("ports") or [], {"http": HTTP_PORT})
-    for probe, value in frontend_probes().items():
+    for probe, value in frontend_probes(component).items():
         sidecar.setdefault(probe, value)
     own = {one["name"] for one in sidecar.get("volumeMounts") or ()}
     shared = [

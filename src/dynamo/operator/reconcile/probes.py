@@ -3,12 +3,14 @@
 from typing import Any
 
 from dynamo.operator.reconcile.names import GRPC_HEALTH_PORT, HTTP_PORT, SYSTEM_PORT
-from dynamo.operator.reconcile.runtime_version import TOLERANT_LIVENESS, has_reached
+from dynamo.operator.reconcile.runtime_version import FRONTEND_STARTS_SLOWLY, TOLERANT_LIVENESS, has_reached
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
-HEALTHY = f"curl -s http://localhost:{HTTP_PORT}/health | jq -e '.status == \"healthy\"'"
-FRONTEND_TIMES = {"initialDelaySeconds": 60, "periodSeconds": 60, "timeoutSeconds": 30, "failureThreshold": 10}
+FRONTEND_LIVE = {"initialDelaySeconds": 15, "periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
+FRONTEND_READY = {"initialDelaySeconds": 10, "periodSeconds": 10, "timeoutSeconds": 3, "failureThreshold": 3}
+FRONTEND_STARTUP = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 30}
+"""Five minutes, in which a frontend connects to NATS and etcd."""
 SERVED = frozenset({"planner", "worker", "prefill", "decode"})
 """Component types with a system server."""
 STARTUP = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 720}
@@ -19,7 +21,7 @@ EPP_SERVICE = "inference-extension"
 def probes(component: ComponentSpec) -> dict[str, KubeObject]:
     """Return the probes of the main container."""
     if component.type == "frontend":
-        return frontend_probes()
+        return frontend_probes(component)
     if component.type == "epp":
         return _epp()
     if component.type not in SERVED:
@@ -33,12 +35,15 @@ def probes(component: ComponentSpec) -> dict[str, KubeObject]:
     }
 
 
-def frontend_probes() -> dict[str, KubeObject]:
+def frontend_probes(component: ComponentSpec) -> dict[str, KubeObject]:
     """Return the probes of a frontend, in a pod of its own or in that of a worker."""
-    return {
-        "livenessProbe": {**_get("/live", HTTP_PORT), **FRONTEND_TIMES},
-        "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", HEALTHY]}, **FRONTEND_TIMES},
+    found = {
+        "livenessProbe": {**_get("/live", HTTP_PORT), **FRONTEND_LIVE},
+        "readinessProbe": {**_get("/health", HTTP_PORT), **FRONTEND_READY},
     }
+    if has_reached(component, FRONTEND_STARTS_SLOWLY):
+        found["startupProbe"] = {**_get("/live", HTTP_PORT), **FRONTEND_STARTUP}
+    return found
 
 
 def _epp() -> dict[str, KubeObject]:

@@ -31,6 +31,8 @@ class ClusterFacts:
     topologies: Mapping[str, Mapping[str, str]] | None = None
     """Node label of each domain, by the name of the cluster topology; None: not known."""
     has_inference_pools: bool = False
+    has_resource_claims: bool = False
+    """Whether GPUs can be claimed, which the GPU memory service requires."""
     """Whether InferencePools of the Gateway API Inference Extension are installed."""
 
 

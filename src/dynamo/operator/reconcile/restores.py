@@ -1,6 +1,6 @@
 """Restores: pods that start from a DynamoCheckpoint in place of loading their model. Pure.
 
-A component names its checkpoint, or an identity. When the checkpoint is ready, its pods become restore targets: the container waits in
+A component names its checkpoint, an identity, or gets a checkpoint of its own (`automatic_checkpoints`). When the checkpoint is ready, its pods become restore targets: the container waits in
 standby while the snapshot agent of the node puts the captured processes into it. Otherwise pods start as without a checkpoint, or,
 with `startupPolicy: WaitForCheckpoint`, not before it is ready or has failed.
 """
@@ -13,12 +13,13 @@ from dynamo.operator.reconcile.checkpoints import (
     CHECKPOINT_ID,
     DEFAULT_ARTIFACT_VERSION,
     SECCOMP_PROFILE,
+    checkpoint_id,
     identity_hash,
 )
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
 from dynamo.operator.reconcile.names import MAIN, PREFIX, Restore, RestoreState, SnapshotStorage
 from dynamo.operator.reconcile.plan import EventNote
-from dynamo.protocols.kubernetes.common import KubeObject
+from dynamo.protocols.kubernetes.common import CheckpointIdentity, KubeObject
 from dynamo.protocols.kubernetes.models import DynamoCheckpoint
 from dynamo.protocols.kubernetes.v1beta1 import ComponentCheckpoint, ComponentCheckpointStatus, ComponentSpec
 
@@ -86,7 +87,7 @@ def _restore(
         wanted_hash = ""
     elif wanted.identity is not None:
         wanted_hash = identity_hash(wanted.identity)
-        same = [one for one in checkpoints if identity_hash(one.spec.identity) == wanted_hash]
+        same = with_identity(checkpoints, wanted.identity)
     else:
         return None
     if not same:
@@ -95,7 +96,13 @@ def _restore(
     phase = chosen.status.phase if chosen.status else None
     state: RestoreState = phase if phase in ("Ready", "Failed") else "Waiting"
     version = chosen.metadata.annotations.get(ARTIFACT_VERSION) or DEFAULT_ARTIFACT_VERSION
-    return Restore(chosen.metadata.name, identity_hash(chosen.spec.identity), version, state, waits, storage)
+    return Restore(chosen.metadata.name, checkpoint_id(chosen), version, state, waits, storage)
+
+
+def with_identity(checkpoints: Iterable[DynamoCheckpoint], identity: CheckpointIdentity) -> list[DynamoCheckpoint]:
+    """Return the checkpoints of an identity."""
+    wanted = identity_hash(identity)
+    return [one for one in checkpoints if identity_hash(one.spec.identity) == wanted]
 
 
 def add_restore(component: ComponentSpec, restore: Restore, template: KubeObject) -> None:

@@ -21,6 +21,8 @@ HEALTH_CHECKS = TOLERANT_LIVENESS = RuntimeVersion(1, 5, 0)
 """First releases whose workers check their engines by requests, and that restart only after several failed probes."""
 
 
+FRONTEND_STARTS_SLOWLY = RuntimeVersion(1, 6, 0)
+"""First release whose frontends have a startup probe."""
 NATIVE_PICKER = RuntimeVersion(1, 5, 0)
 """First release whose endpoint picker has no configuration file."""
 

@@ -2,14 +2,22 @@
 
 from dynamo.operator.validation import requests
 from dynamo.operator.validation.component import check_component, check_component_update
-from dynamo.operator.validation.facts import AdmissionFacts, FieldProblem, Findings, part, spec_of
+from dynamo.operator.validation.facts import AdmissionFacts, Findings, part, spec_of
 from dynamo.operator.validation.graph import check_graph, check_graph_creation, check_graph_update
 from dynamo.operator.validation.views import ComponentView, alpha_component, beta_component
 from dynamo.protocols.kubernetes.common import GROUP, KubeObject
 from dynamo.protocols.kubernetes.crds import BY_KIND, find_kind, version_schema
-from dynamo.protocols.kubernetes.schema import problems
+from dynamo.protocols.kubernetes.schema import Schema, problems
 
 ALPHA = "v1alpha1"
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+METADATA: Schema = {
+    "type": "object",
+    "properties": {"name": TEXT, "generateName": TEXT, "namespace": TEXT, "labels": TEXTS, "annotations": TEXTS},
+    "x-kubernetes-preserve-unknown-fields": True,
+}
+"""Of metadata, the fields that the rules read; schemas of custom resources do not describe it."""
 
 
 def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFacts | None = None) -> Findings:
@@ -20,7 +28,7 @@ def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFac
     found = Findings()
     named = find_kind(str(value.get("apiVersion") or ""), str(value.get("kind") or ""))
     if named is None:
-        found.refuse("apiVersion", _unknown(value))
+        found.refuse("apiVersion" if str(value.get("kind")) in BY_KIND else "kind", _unknown(value))
         return found
     if part(value, "metadata").get("deletionTimestamp"):
         return found
@@ -29,7 +37,10 @@ def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFac
         value["metadata"].get("name") or value["metadata"].get("generateName")
     ):
         found.refuse("metadata.name", "is required")
-    found.problems += [FieldProblem(one.path, one.reason) for one in problems(value, version_schema(kind, version))]
+    metadata = {name: one for name, one in part(value, "metadata").items() if one is not None}
+    of_metadata = problems({"metadata": metadata}, {"type": "object", "properties": {"metadata": METADATA}})
+    for one in (*of_metadata, *problems(value, version_schema(kind, version))):
+        found.refuse(one.path, one.reason)
     if found.problems:
         return found  # The rules assume the types of the schema.
     known = facts or AdmissionFacts()
@@ -48,8 +59,11 @@ def review(value: KubeObject, old: KubeObject | None = None, facts: AdmissionFac
 
 
 def _unknown(value: KubeObject) -> str:
-    allowed = ", ".join(f"{GROUP}/{version} {kind}" for kind, one in BY_KIND.items() for version in one.versions)
-    return f"{value.get('apiVersion')} {value.get('kind')} is not one of {allowed}"
+    kind = BY_KIND.get(str(value.get("kind")))
+    if kind is None:
+        return f"{value.get('kind')!r} is not a kind of {GROUP}; these are {', '.join(BY_KIND)}"
+    versions = " and ".join(f"{GROUP}/{version}" for version in kind.versions)
+    return f"{value.get('apiVersion')!r} is not a version of {kind.kind}, which has {versions}"
 
 
 def _check(kind: str, value: KubeObject, facts: AdmissionFacts, found: Findings, *, is_alpha: bool) -> None:

@@ -2,6 +2,7 @@
 
 import re
 
+from dynamo.operator.reconcile.grove_names import NAME_BUDGET, clique_set_name, name_length
 from dynamo.operator.validation.component import check_component, check_component_update
 from dynamo.operator.validation.facts import (
     ANNOTATION,
@@ -17,8 +18,6 @@ from dynamo.operator.validation.facts import (
 from dynamo.operator.validation.views import ComponentView, components_of
 from dynamo.protocols.kubernetes.common import KubeObject
 
-MAX_NAME = 45
-"""Characters of graph and component name together, so that the names of Grove's pods stay valid."""
 SEMVER = r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
 ANNOTATION_VALUES = {
     f"{ANNOTATION}vllm-distributed-executor-backend": ("mp", "ray"),
@@ -66,18 +65,26 @@ def _check_annotations(metadata: KubeObject, found: Findings) -> None:
 
 def _check_names(graph: str, components: list[ComponentView], found: Findings, *, grove: bool | None) -> None:
     seen: dict[str, str] = {}
-    for one in components:
+    lengths = [
+        name_length(
+            one.name,
+            is_multinode=one.is_multinode,
+            has_group=bool(part(one.raw, "experimental", "grove").get("forceScalingGroup")),
+        )
+        for one in components
+    ]
+    set_name = clique_set_name(graph, lengths)
+    for one, own in zip(components, lengths, strict=True):
         lower = one.name.lower()
         if lower in seen:
             found.refuse(one.name_path, f"{one.name!r} equals {seen[lower]!r} without regard to case")
         seen.setdefault(lower, one.name)
-        # A multinode component has cliques NAME-ldr and NAME-wkr within the scaling group NAME.
-        length = len(graph) + len(lower) * (2 if one.is_multinode else 1) + (4 if one.is_multinode else 0)
-        if grove and length > MAX_NAME:
+        length = len(set_name) + own
+        if grove and length > NAME_BUDGET:
             found.refuse(
                 one.name_path,
-                f"graph {graph!r} and component {one.name!r} make names of {length} characters; "
-                f"at most {MAX_NAME} are allowed with Grove",
+                f"the names of the PodCliqueSet {set_name!r} and of component {one.name!r} have {length} characters; "
+                f"at most {NAME_BUDGET} are allowed with Grove",
             )
 
 

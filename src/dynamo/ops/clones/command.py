@@ -41,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the inventory. Raise `ConfigError` for wrong options and missing paths."""
     words = sys.argv[1:] if argv is None else argv
     config = load(CloneInventoryConfig, one_flag_of_many(words), prog="clone_inventory.py")
+    files = files_of(paths_of(config), config.language)
+    if not files:
+        suffix = LANGUAGES[config.language][0]
+        sys.stderr.write(f"no {suffix} file below the paths; --language names the language: {', '.join(LANGUAGES)}\n")
     sites = ranked(
-        scanned(paths_of(config), config.language),
+        scanned(files, config.language),
         only_actionable=config.only_actionable,
         include_tests=config.include_tests,
     )
@@ -87,16 +91,27 @@ def given_path(name: str, suffix: str) -> Path:
     raise ConfigError(f"--paths {name}: no such file or directory")
 
 
-def scanned(paths: Sequence[Path], language: str) -> Iterator[CloneSite]:
-    """Yield the sites of all files, each file once."""
-    suffix, read = LANGUAGES[language]
-    seen: set[Path] = set()
+def files_of(paths: Sequence[Path], language: str) -> list[Path]:
+    """Return the source files of a language below the paths, each once."""
+    suffix = LANGUAGES[language][0]
+    found: dict[Path, None] = {}
     for path in paths:
         for file in sorted(path.rglob(f"*{suffix}")) if path.is_dir() else [path]:
-            if file in seen or len(seen) >= FILES_MAX or file.is_symlink() or file.stat().st_size > FILE_BYTES_MAX:
-                continue
-            seen.add(file)
-            yield from read(str(file), file.read_bytes())
+            if not file.is_symlink() and file.stat().st_size <= FILE_BYTES_MAX:
+                found[file] = None
+    return list(found)[:FILES_MAX]
+
+
+def scanned(files: Sequence[Path], language: str) -> Iterator[CloneSite]:
+    """Yield the sites of all files; show progress on a terminal."""
+    read = LANGUAGES[language][1]
+    is_shown = sys.stderr.isatty()
+    for number, file in enumerate(files):
+        if is_shown:
+            sys.stderr.write(f"\r\x1b[2K{number} of {len(files)} files")
+        yield from read(str(file), file.read_bytes())
+    if is_shown:
+        sys.stderr.write("\r\x1b[2K")
 
 
 def as_text(sites: Sequence[CloneSite], config: CloneInventoryConfig) -> str:

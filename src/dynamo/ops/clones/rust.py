@@ -20,7 +20,15 @@ COLLECTIONS = re.compile(
 )
 SPAWNS = re.compile(r"\b(?:spawn\w*|thread::spawn|tokio::spawn|block_on|retry\w*|buffer_unordered|then)$")
 LOOPS = frozenset({"for_expression", "while_expression", "loop_expression"})
-ITERATION = re.compile(r"\.(?:map|filter_map|for_each|flat_map|fold|filter|inspect|then)$")
+ITERATION = re.compile(r"\.(?:for_each|flat_map|fold|map_while|take_while|skip_while)$")
+PERHAPS_ITERATION = re.compile(r"\.(?:map|filter_map|filter|inspect)$")
+"""Methods of iterators and streams that `Option` and `Result` have too."""
+ITERATOR = re.compile(
+    r"(?:\.(?:\w*iter(?:_mut)?|drain|keys|values(?:_mut)?|chunks\w*|windows|split\w*|lines|chars|bytes|zip|enumerate|rev)\(|stream\w*$)"
+)
+SINGLE = re.compile(r"\.(?:find\w*|next\w*|first|last|min\w*|max\w*|get\w*|nth|position|pop\w*|collect)\b")
+"""Methods of an iterator that return one value."""
+RETRIES = re.compile(r"Retry|Migrat")
 COLD_MACROS = frozenset(
     {"format", "println", "panic", "bail", "anyhow", "ensure", "assert", "assert_eq", "unreachable"}
 )
@@ -97,12 +105,12 @@ def _site(path: str, call: Any, kind: str, receiver: str) -> CloneSite:
         text = _text(statement if statement.end_byte - statement.start_byte < 200 else call.parent or call)
     return CloneSite(
         path=path,
-        line=call.start_point[0] + 1,
+        line=_name_of(call).start_point[0] + 1,
         snippet=shortened(text),
         kind=kind,
         bucket=_bucket(call, kind, receiver, parents, within, is_test=is_test),
         function="" if function is None else _text(function.child_by_field_name("name")),
-        is_in_loop=any(one.type in LOOPS for one in within) or any(_is_call(one, ITERATION) for one in within),
+        is_in_loop=any(one.type in LOOPS or _is_iteration(one) for one in within),
         is_async=function is not None and "async" in _text(function)[: _text(function).find("fn ") + 1],
         is_test=is_test,
     )
@@ -115,13 +123,20 @@ def _bucket(call: Any, kind: str, receiver: str, parents: list[Any], within: lis
         return Bucket.SHARED
     if any(one.type == "async_block" or _is_call(one, SPAWNS) or _is_moving(one) for one in within):
         return Bucket.ASYNC
+    if receiver.startswith("self.") and any(
+        one.type == "impl_item" and RETRIES.search(_text(one.child_by_field_name("type"))) for one in parents
+    ):
+        return Bucket.ASYNC  # The original is kept for the next attempt.
     if receiver.startswith('"'):
         return Bucket.COLD  # A literal has to be made into an owned string once.
     parent = call.parent
     if parent is not None and parent.type == "reference_expression":
         return Bucket.BORROW  # A reference to a copy that ends with the statement.
     function = next((one for one in parents if one.type == "function_item"), None)
-    in_loop = any(one.type in LOOPS for one in within)
+    loops = [one for one in within if one.type in LOOPS]
+    if loops and function is not None and _is_consumable(receiver, loops[0], function):
+        return Bucket.MOVE  # `into_iter` instead of a loop over references.
+    in_loop = bool(loops)
     is_name = re.fullmatch(r"[a-z_][a-z0-9_]*", receiver) is not None
     if is_name and function is not None and _is_reference(receiver, function):
         return Bucket.API  # The caller lends the value.
@@ -133,6 +148,37 @@ def _bucket(call: Any, kind: str, receiver: str, parents: list[Any], within: lis
     if kind in {"to_vec", "cloned"} or COLLECTIONS.search(receiver):
         return Bucket.API
     return Bucket.BORROW
+
+
+def _is_consumable(receiver: str, loop: Any, function: Any) -> bool:
+    """Return whether a loop over `&name` copies a part of its item, and the function does not use `name` afterwards."""
+    source, item = loop.child_by_field_name("value"), _text(loop.child_by_field_name("pattern"))
+    if source is None or source.type != "reference_expression" or not receiver.startswith(f"{item}."):
+        return False
+    name = _text(source.named_children[-1])
+    if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or _is_reference(name, function):
+        return False
+    outer = next((one for one in _within(list(_parents(loop))) if one.type in LOOPS), None)
+    after = function.text[loop.end_byte - function.start_byte :].decode(errors="replace")
+    return outer is None and not re.search(rf"\b{re.escape(name)}\b", after)
+
+
+def _is_iteration(node: Any) -> bool:
+    """Return whether a call repeats its closure; `map` of an `Option` does not."""
+    if _is_call(node, ITERATION):
+        return True
+    if not _is_call(node, PERHAPS_ITERATION):
+        return False
+    chain = _text(node.child_by_field_name("function").child_by_field_name("value"))
+    sources = [found.start() for found in ITERATOR.finditer(chain)]
+    singles = [found.start() for found in SINGLE.finditer(chain)]
+    return bool(sources) and sources[-1] > max(singles, default=-1)
+
+
+def _name_of(call: Any) -> Any:
+    """Return the node of the method's name, which may be lines below the receiver."""
+    function = call.child_by_field_name("function")
+    return (None if function is None else function.child_by_field_name("field")) or call
 
 
 def _is_reference(name: str, function: Any) -> bool:

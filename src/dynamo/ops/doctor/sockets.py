@@ -36,6 +36,20 @@ def listener_pid(port: int, proc: str = "/proc") -> int | None:
     return 0
 
 
+def listening_ports(proc: str = "/proc") -> frozenset[int] | None:
+    """Return the TCP ports that any process listens on; None on systems without /proc."""
+    found: set[int] = set()
+    is_known = False
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"{proc}/net/{name}").read_text().splitlines()[1:]:
+                cells = line.split()
+                if len(cells) > 9 and cells[3] == LISTEN:
+                    found.add(int(cells[1].rpartition(":")[2], 16))
+            is_known = True
+    return frozenset(found) if is_known else None
+
+
 def listening_inodes(lines: Iterable[str], port: int) -> set[str]:
     """Return the inodes of listening sockets with that local port, from the lines of /proc/net/tcp."""
     found = set()

@@ -112,5 +112,5 @@ def select_recipe(recipes: Sequence[Recipe], target: str) -> Recipe:
     if len(found) == 1:
         return found[0]
     names = ", ".join(one.name for one in (found or recipes)[:12])
-    reason = f"{len(found)} recipes match" if found else "no such recipe"
+    reason = f"{len(found)} recipes match" if found else "no such recipe; known"
     raise ConfigError(f"{target}: {reason}: {names or 'none'}")

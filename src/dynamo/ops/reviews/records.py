@@ -103,14 +103,23 @@ def proposal(argv: Sequence[str]) -> int:
     config = load(ProposalConfig, rest, prog=f"dynamo proposal {word}")
     subject = _named(config.subject, "SUBJECT")
     state = config.state or "Draft"
-    labels = ["dep", LABELS.get(state, "dep"), *(f"area:{one}" for one in config.area)]
+    areas = config.area
     if word == "new":
         name = f"{config.number:04d}-{slug(subject)}.md"
         path = _create(Path(config.output) / name, proposal_text(subject, config, state))
     else:
         path = Path(subject)
-        _write(path, replaced(_read(path), "**Status**", _named(config.state, "--state")))
-    return _done(path, sorted(set(labels)), config.json)
+        text = _read(path)
+        areas = areas or areas_of(text)
+        _write(path, replaced(text, "**Status**", _named(config.state, "--state")))
+    labels = {"dep", LABELS.get(state, "dep"), *(f"area:{one}" for one in areas)}
+    return _done(path, sorted(labels), config.json)
+
+
+def areas_of(text: str) -> list[str]:
+    """Return the areas that own a proposal, from its header. Pure."""
+    found = re.search(r"(?m)^\*\*Owning SIG\*\*:(.*)$", text)
+    return [one.strip() for one in found[1].split(",") if one.strip()] if found else []
 
 
 def slug(text: str) -> str:

@@ -37,6 +37,8 @@ class CaseProcess:
     name: str
     version: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
+    """Letter of /proc/PID/stat, such as S or T; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class CaseFacts:
     models: tuple[str, ...] | None = None
     """Models that the frontend lists; None if it was not reached."""
     records: tuple[CaseRecord, ...] = ()
+    expired: tuple[tuple[str, float], ...] = ()
+    """Keys of records that expired, and seconds since their last renewal."""
     processes: tuple[CaseProcess, ...] = ()
     failures: tuple[tuple[str, str, str], ...] = ()
     """Failed checks of the doctor: check, evidence and remedy."""
@@ -126,6 +130,7 @@ def case_of(files: Mapping[str, str]) -> CaseFacts:
         health=health if isinstance(health, dict) and health else None,
         models=_model_names(models),
         records=tuple(_records(_json(files.get("discovery.json", "")))),
+        expired=tuple(_expired(_json(files.get("expired.json", "")))),
         processes=tuple(_processes(_json(files.get("processes.json", "")))),
         failures=tuple(_failures(_json(files.get("report.json", "")))),
     )
@@ -208,7 +213,14 @@ def _processes(value: Any) -> Iterable[CaseProcess]:
                 name=f"{one['module']} (pid {one.get('pid')})",
                 version=str(one.get("version") or ""),
                 variables=variables if isinstance(variables, dict) else {},
+                state=str(one.get("state") or ""),
             )
+
+
+def _expired(value: Any) -> Iterable[tuple[str, float]]:
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("key"), str) and isinstance(one.get("seconds"), int | float):
+            yield one["key"], float(one["seconds"])
 
 
 def _failures(value: Any) -> Iterable[tuple[str, str, str]]:

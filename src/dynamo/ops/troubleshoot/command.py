@@ -18,11 +18,12 @@ from dynamo.ops.graphs import FoundGraph, find_graphs, names_of, select
 from dynamo.ops.report import CheckRow, exit_status, passed, row_value, skipped, verdict, warned
 from dynamo.ops.troubleshoot.case import CaseFacts, case_of
 from dynamo.ops.troubleshoot.graph_signatures import GRAPH_SIGNATURES
+from dynamo.ops.troubleshoot.local_signatures import LOCAL_SIGNATURES
 from dynamo.ops.troubleshoot.log_signatures import LOG_SIGNATURES
 from dynamo.ops.troubleshoot.pod_signatures import POD_SIGNATURES
 from dynamo.ops.troubleshoot.signature import SignatureMatch, matches
 
-SIGNATURES = (*POD_SIGNATURES, *LOG_SIGNATURES, *GRAPH_SIGNATURES)
+SIGNATURES = (*POD_SIGNATURES, *LOG_SIGNATURES, *LOCAL_SIGNATURES, *GRAPH_SIGNATURES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

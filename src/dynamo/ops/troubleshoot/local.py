@@ -39,6 +39,7 @@ DEFAULT_PORT = 8000
 FAILED_START_S = (
     3600.0  # Maximum age of a failed start that is reported; older ones are unrelated to the present problem.
 )
+LOST_S = 3600.0  # Maximum age of an expired record that is reported.
 SERVERS = ("ETCD_", "NATS_", "DYN_EVENT_PLANE", "DYN_REQUEST_PLANE", "DYN_DISCOVERY_BACKEND")
 """Settings of a graph's processes that name servers; the shell of the user may lack them."""
 
@@ -76,9 +77,11 @@ def local_files(
     if processes:
         files["processes.json"] = json.dumps(processes, indent=2)
         discovery += [one["variables"]["DYN_FILE_KV"] for one in processes if "DYN_FILE_KV" in one["variables"]]
-    found = live_records(discovery, time.time())
+    found, expired = live_and_expired(discovery, time.time())
     if found:
         files["discovery.json"] = discovery_file(found)
+    if expired:
+        files["expired.json"] = json.dumps([{"key": key, "seconds": seconds} for key, seconds in expired], indent=2)
     facts = collect(
         settings_of(processes, pid, variables), host=urlsplit(url).hostname or "", http_port=port, model=None
     )
@@ -92,15 +95,19 @@ def default_url(variables: Mapping[str, str]) -> str:
     return f"http://127.0.0.1:{text if is_port(text) else DEFAULT_PORT}"
 
 
-def live_records(directories: Sequence[str], now: float) -> list[tuple[str, float, str]]:
-    """Return key, modification time and text of the records that have not expired."""
-    return [
-        (key, status.st_mtime, data.decode(errors="replace"))
-        for root in dict.fromkeys(directories)
-        if os.path.isdir(os.path.join(root, RECORDS))
-        for key, status, data in records(root)
-        if now - status.st_mtime <= EXPIRY_S
-    ]
+def live_and_expired(
+    directories: Sequence[str], now: float
+) -> tuple[list[tuple[str, float, str]], list[tuple[str, float]]]:
+    """Return key, modification time and text of the live records; key and age in seconds of those that expired lately."""
+    live, expired = [], []
+    for root in dict.fromkeys(directories):
+        for key, status, data in records(root) if os.path.isdir(os.path.join(root, RECORDS)) else ():
+            age_s = now - status.st_mtime
+            if age_s <= EXPIRY_S:
+                live.append((key, status.st_mtime, data.decode(errors="replace")))
+            elif age_s <= LOST_S:
+                expired.append((key, round(age_s, 1)))
+    return live, expired
 
 
 def failed_start(newest: Sequence[Path], now: float) -> dict[str, str]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -14,8 +14,9 @@ from dynamo.core.errors import DynamoException
 from dynamo.planner.connectors.base import PlannerConnector
 from dynamo.planner.connectors.workers import WorkerDirectory
 from dynamo.planner.core.engine import without_nan
+from dynamo.planner.core.router_queue import with_queue
 from dynamo.planner.observation.steps import StepObserver
-from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.observation.traffic import ObservedTraffic, RouterQueues
 from dynamo.protocols.load import ForwardPassMetrics
 from dynamo.protocols.planner import FpmObservations, ScheduledTick, TickInput, TrafficObservation
 
@@ -35,6 +36,9 @@ class TrafficSource(Protocol):
 
     async def window(self, interval_s: float) -> ObservedTraffic:
         """Return the traffic of the interval that ends now."""
+
+    def queues(self) -> RouterQueues:
+        """Return the queues of the routers at the last `sample`."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -117,7 +121,7 @@ class Observer:
             failed["traffic"] = f"invalid values: {known}"
             known = None
         if steps is not None:
-            steps = self._valid_steps(steps, failed)
+            steps = with_queues(self._valid_steps(steps, failed), self._traffic.queues())
         seen = TickInput(
             now_s=self._clock.now(),
             traffic=known,
@@ -160,6 +164,13 @@ class Observer:
             failed[name] = f"{error}"
         logger.warning("failed to observe %s: %s", name, failed[name])
         return None
+
+
+def with_queues(steps: FpmObservations, queues: RouterQueues) -> FpmObservations:
+    """Return the steps with the requests in the routers' queues as queued at the ranks."""
+    return replace(
+        steps, prefill=with_queue(steps.prefill, queues.prefill), decode=with_queue(steps.decode, queues.decode)
+    )
 
 
 def is_valid_traffic(traffic: TrafficObservation) -> bool:

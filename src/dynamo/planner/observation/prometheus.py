@@ -11,8 +11,9 @@ from dynamo.core.errors import ConfigError, NotReady, Unknown
 from dynamo.core.http_client import Deadlines, HttpClient
 from dynamo.planner.config.planner_config import MetricsSource, PlannerConfig
 from dynamo.planner.observation import queries
+from dynamo.planner.observation.exposition import SeriesKey
 from dynamo.planner.observation.queries import QueryReply, QueryRow, Selection
-from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.observation.traffic import ObservedTraffic, RouterQueues, queues_of
 from dynamo.protocols.planner import TrafficObservation
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,17 @@ class PrometheusTraffic:
         self._component = component
         self.model_name = config.model_name
         self._namespace = namespace
+        self._queues = RouterQueues()
 
     async def sample(self) -> None:
-        """Do nothing: the server samples."""
+        """Read the routers' queues. Raise `WorkerUnavailable` or `Unknown` if the server cannot be queried."""
+        self._queues = RouterQueues()
+        rows = Selection(self._namespace, self.model_name).chosen(await self._query(queries.ROUTER_QUEUES))
+        self._queues = queues_of((series(row), number) for row in rows if math.isfinite(number := row.number()))
+
+    def queues(self) -> RouterQueues:
+        """Return the routers' queues at the last `sample`."""
+        return self._queues
 
     async def window(self, interval_s: float) -> ObservedTraffic:
         """Return the traffic of the last interval. Raise `WorkerUnavailable` or `Unknown` if it cannot be queried."""
@@ -142,6 +151,12 @@ class PrometheusTraffic:
             except OSError as error:
                 raise Unknown(f"metric_pulling_prometheus_token_file {path}: {error.strerror}") from None
         return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def series(row: QueryRow) -> SeriesKey:
+    """Return name and labels of a row."""
+    labels = tuple(sorted((name, value) for name, value in row.metric.items() if name != "__name__"))
+    return SeriesKey(row.metric.get("__name__", ""), labels)
 
 
 def total(rows: Iterable[QueryRow]) -> float | None:

@@ -13,6 +13,8 @@ BY = "sum by (model, dynamo_namespace)"
 ROUTER = "dynamo_component_router_"
 FRONTEND_PREFIX = "dynamo_frontend_"
 STARTED, ENDED = "requests_started_total", "requests_total"
+ROUTER_QUEUES = f'{{__name__=~"{FRONTEND_PREFIX}router_queue_pending_(requests|isl_tokens|cached_tokens)"}}'
+"""Query of the gauges of the routers' queues."""
 
 
 class QueryRow(msgspec.Struct):

@@ -10,7 +10,7 @@ from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.core.errors import DynamoException, Unknown
 from dynamo.core.http_client import Deadlines, HttpClient
 from dynamo.planner.observation.exposition import SeriesKey, samples_of
-from dynamo.planner.observation.traffic import NAMES, ObservedTraffic, TrafficWindow
+from dynamo.planner.observation.traffic import NAMES, ObservedTraffic, RouterQueues, TrafficWindow
 from dynamo.protocols.discovery import METRICS_SOURCES, MetricsAddress
 from dynamo.runtime.discovery.base import Discovery
 
@@ -44,6 +44,10 @@ class FrontendScraper:
     async def window(self, interval_s: float) -> ObservedTraffic:
         """Return the traffic since the last known window, after `sample`."""
         return self._traffic.close(self._clock.now(), interval_s)
+
+    def queues(self) -> RouterQueues:
+        """Return the routers' queues at the last `sample`."""
+        return self._traffic.queues()
 
     async def close(self) -> None:
         """Close the connections."""

@@ -4,9 +4,11 @@ A number that cannot be known is None, never zero: without a frontend, while one
 one exist. The window then continues, so that the next observation covers the time that was missed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dynamo.planner.core.router_queue import EMPTY, QueuedPrompts
+from dynamo.planner.core.scaling import DECODE, PREFILL
 from dynamo.planner.observation.exposition import SeriesKey
 from dynamo.protocols.planner import TrafficObservation
 
@@ -19,7 +21,11 @@ HIT_RATE = "dynamo_component_router_kv_hit_rate"
 UPTIME = "dynamo_component_uptime_seconds"
 AVERAGES = (ISL, OSL, TTFT, ITL, DURATION, HIT_RATE)
 COUNTERS = frozenset({STARTED, ENDED, *(f"{name}_{part}" for name in AVERAGES for part in ("sum", "count"))})
-NAMES = COUNTERS | {UPTIME}
+QUEUED_REQUESTS, QUEUED_ISL, QUEUED_CACHED = (
+    FRONTEND + "router_queue_pending_" + name for name in ("requests", "isl_tokens", "cached_tokens")
+)
+QUEUES = frozenset({QUEUED_REQUESTS, QUEUED_ISL, QUEUED_CACHED})
+NAMES = COUNTERS | QUEUES | {UPTIME}
 
 Samples = Mapping[SeriesKey, float]
 
@@ -42,9 +48,34 @@ class _SourceTotals:
 
     last: dict[SeriesKey, float] = field(default_factory=dict)
     increase: dict[str, float] = field(default_factory=dict)
+    queues: dict[SeriesKey, float] = field(default_factory=dict)
 
     def add(self, name: str, amount: float) -> None:
         self.increase[name] = self.increase.get(name, 0.0) + amount
+
+
+@dataclass(frozen=True, slots=True)
+class RouterQueues:
+    """Requests that wait in the queues of KV routers, for prefill workers and for decode or aggregated ones."""
+
+    prefill: QueuedPrompts = EMPTY
+    decode: QueuedPrompts = EMPTY
+
+
+def queues_of(samples: Iterable[tuple[SeriesKey, float]]) -> RouterQueues:
+    """Return the sums of the queue gauges."""
+    totals = dict.fromkeys(((role, name) for role in (PREFILL, DECODE) for name in QUEUES), 0.0)
+    for key, value in samples:
+        totals[PREFILL if key.label("worker_type") == PREFILL else DECODE, key.name] += value
+    return RouterQueues(
+        *(
+            QueuedPrompts(
+                round(totals[role, QUEUED_REQUESTS]),
+                max(0, round(totals[role, QUEUED_ISL] - totals[role, QUEUED_CACHED])),
+            )
+            for role in (PREFILL, DECODE)
+        )
+    )
 
 
 class TrafficWindow:
@@ -71,10 +102,17 @@ class TrafficWindow:
             before = known.last.get(key, 0.0)
             known.add(key.name, value - before if value >= before else value)
         known.last = counted
+        known.queues = {key: value for key, value in samples.items() if key.name in QUEUES and self._concerns(key)}
+
+    def queues(self) -> RouterQueues:
+        """Return the queues of the routers of all frontends at their last readings."""
+        return queues_of(item for source in self._sources.values() for item in source.queues.items())
 
     def fail(self, source: str) -> None:
         """Record that a frontend that exists could not be read: the window is incomplete until it is read again."""
         self._unread.add(source)
+        if source in self._sources:
+            self._sources[source].queues = {}
 
     def retain(self, sources: Collection[str]) -> None:
         """Forget the frontends that no longer exist; what they counted remains in the window."""

@@ -88,6 +88,8 @@ KINDS: tuple[ResourceKind, ...] = (
                 ("Backend", "string", ".spec.backend"),
                 ("Phase", "string", ".status.phase"),
                 ("Profiling", "string", ".status.profilingPhase"),
+                ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason'),
+                ("Message", "string", '.status.conditions[?(@.type=="Succeeded")].message'),
                 ("DGD", "string", ".status.dgdName"),
                 AGE,
             ),
@@ -145,7 +147,7 @@ KINDS: tuple[ResourceKind, ...] = (
                 ("Model", "string", ".spec.identity.model"),
                 ("Backend", "string", ".spec.identity.backendFramework"),
                 ("Phase", "string", ".status.phase"),
-                ("Hash", "string", ".status.identityHash"),
+                ("CheckpointID", "string", ".status.checkpointID"),
                 AGE,
             )
         },

@@ -427,6 +427,7 @@ class RequestSpecV1Alpha1(KubeStruct):
     enable_gpu_discovery: Annotated[bool | None, Meta(extra_json_schema={"default": True})] = None
     auto_apply: Annotated[bool | None, Meta(extra_json_schema={"default": False})] = None
     deployment_overrides: DeploymentOverrides | None = None
+    runtime_version_override: RuntimeVersion | None = None
 
 
 class GeneratedDeploymentStatus(KubeStruct):

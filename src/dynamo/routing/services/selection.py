@@ -11,17 +11,15 @@ import logging
 import math
 import random
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import read_bool, setting
-from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded, SelectionServiceError
+from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
 from dynamo.kv_router.config import RoutingConfig
@@ -33,11 +31,16 @@ from dynamo.routing.endpoint_router import load_table, overlap_table
 from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.services.indexed_models import Held, IndexedModels, Place, add_tiers, shown
 from dynamo.routing.services.indexer_peers import Peers
+from dynamo.routing.services.pending_selections import PendingSelections, SelectionCacheConfig
+from dynamo.routing.services.selection_requests import (
+    PromptBody,
+    ReservationBody,
+    failed,
+    route_request_of,
+    sequence_of,
+)
 from dynamo.routing.services.worker_catalog import (
-    DEFAULT,
     Catalog,
-    Id,
-    Signed,
     WorkerBody,
     WorkerRecord,
     check_event_endpoints,
@@ -48,68 +51,12 @@ from dynamo.routing.services.worker_catalog import (
 )
 from dynamo.routing.sync.replica_peers import ReplicaPeers
 from dynamo.routing.topology import topology_taint
-from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
-from dynamo.tokens.hashing import U64, packed_sequence_hashes
+from dynamo.text.multimodal.routing_hashes import hashes_of
+from dynamo.tokens.hashing import U64
 
 logger = logging.getLogger(__name__)
 
-CACHE_TTL_S, CACHE_ENTRIES, CACHE_BYTES = 120.0, 4096, 256 << 20  # Upstream's.
 AFFINITY_MAX_S = 31_536_000
-
-STATUS_OF_KIND = {
-    "invalid_request": 400,
-    "not_found": 404,
-    "conflict": 409,
-    "not_ready": 503,
-    "overloaded": 529,
-    "internal": 500,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionCacheConfig:
-    """Bounds of the selections that can still be reserved."""
-
-    ttl_secs: float | None = None
-    max_entries: int | None = None
-    max_bytes: int | None = None
-
-
-class PromptBody(msgspec.Struct, kw_only=True):
-    """Prompt with its routing parameters."""
-
-    model_name: str = DEFAULT
-    routing_group: str = DEFAULT
-    token_ids: list[int] | None = None
-    block_hashes: list[Signed] | None = None
-    """Token hashes, signed, in place of the tokens."""
-    isl_tokens: Id | None = None
-    selection_id: str | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
-    block_mm_infos: list[Any] | None = None
-    allowed_worker_ids: list[Id] | None = None
-    routing_constraints: dict[str, Any] | None = None
-    router_config_override: dict[str, Any] | None = None
-    session_id: str | None = None
-    priority_jump: float = 0.0
-    strict_priority: int = 0
-    expected_output_tokens: Id | None = None
-
-
-class ReservationBody(msgspec.Struct, kw_only=True):
-    """Reservation of an earlier selection, or of a worker that the caller chose."""
-
-    selection_id: str
-    model_name: str = DEFAULT
-    routing_group: str = DEFAULT
-    worker_id: Id | None = None
-    dp_rank: Id | None = None
-    token_ids: list[int] | None = None
-    sequence_hashes: list[Signed] | None = None
-    effective_prefill_tokens: Id = 0
-    lora_name: str | None = None
-    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -118,16 +65,6 @@ class _Model:
 
     block_size: int
     machine: Router
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Selection that can still be reserved."""
-
-    route_request: RouteRequest
-    rank: tuple[int, int]
-    until: float
-    size: int
 
 
 def peers_of(urls: Sequence[str]) -> Peers:
@@ -164,7 +101,6 @@ class SelectionService:
             raise ValueError(f"session_affinity_ttl_secs {session_affinity_ttl_secs}: expected 1 to {AFFINITY_MAX_S}")
         if replica_sync_peers and replica_sync_port is None:
             raise ValueError("replica_sync_peers requires replica_sync_port")
-        cache = selection_cache or SelectionCacheConfig()
         self.models = IndexedModels()
         self._indexer_peers = peers_of(indexer_peers or ())
         self.peers: ReplicaPeers | None = None
@@ -175,12 +111,8 @@ class SelectionService:
         self._use_kv_events = setting("DYN_USE_KV_EVENTS", True, read_bool)
         self._catalog = Catalog(requires_events=self._use_kv_events)
         self._selectors: dict[Place, _Model] = {}
-        self._pending: OrderedDict[tuple[str, Place], _Pending] = OrderedDict()
-        self._pending_bytes = 0
+        self._pending = PendingSelections(selection_cache)
         self._reservations: dict[str, Place] = {}
-        self._ttl_s = CACHE_TTL_S if cache.ttl_secs is None else cache.ttl_secs
-        self._entries_max = CACHE_ENTRIES if cache.max_entries is None else cache.max_entries
-        self._bytes_max = CACHE_BYTES if cache.max_bytes is None else cache.max_bytes
         self._affinity_ttl_s = session_affinity_ttl_secs
         self._assume_kv_reuse = assume_kv_reuse
         self._key = tracking_key
@@ -350,7 +282,7 @@ class SelectionService:
         """Return the cached blocks of a prompt by rank and tier."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
-        route_request = self._route_request(body, model)
+        route_request = route_request_of(body, model.block_size)
         held = model.machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
         return overlap_table(held, model.machine.loads(), model.block_size, route_request.tokens)
 
@@ -361,7 +293,8 @@ class SelectionService:
         decision = self._decide(model, route_request, book=False)
         answer = self._answer(body, model, route_request, decision)
         if body.selection_id is not None:
-            self._keep((body.selection_id, (body.model_name, body.routing_group)), route_request, decision)
+            place, rank = (body.model_name, body.routing_group), (decision.worker_id, decision.dp_rank)
+            self._pending.add(body.selection_id, place, rank, route_request, self._clock.now())
             return {"selection_id": body.selection_id, **answer}
         return answer
 
@@ -390,13 +323,12 @@ class SelectionService:
         place, now = (body.model_name, body.routing_group), self._clock.now()
         if body.worker_id is not None:
             return self._reserve_explicitly(body, body.worker_id, place, now)
-        self._expire(now)
-        pending = self._pending.get((body.selection_id, place))
+        pending = self._pending.find(body.selection_id, place, now)
         if pending is None:
             reason = f"no pending selection {body.selection_id} for {shown(place)} (expired, already used, or never selected)"
             raise failed("not_found", reason)
         self._must_be_free(body.selection_id)
-        self._forget((body.selection_id, place))
+        self._pending.remove(body.selection_id, place)
         model = self._selectors[place]
         pending.route_request.request_id = body.selection_id
         if not model.machine.book(body.selection_id, pending.rank, pending.route_request, now):
@@ -443,10 +375,8 @@ class SelectionService:
         """Return the load of every rank including a prompt."""
         body = read(request, PromptBody)
         model = self._schedulable(body.model_name, body.routing_group)
-        route_request = self._route_request(body, model)
-        route_request.sequence = self._sequence(
-            body, (body.model_name, body.routing_group), model, route_request.blocks
-        )
+        route_request = route_request_of(body, model.block_size)
+        route_request.sequence = sequence_of(body, model.block_size, route_request.blocks, self._key)
         return load_table(model.machine.potential(route_request, self._clock.now()))
 
     def dump(self) -> Any:
@@ -499,50 +429,18 @@ class SelectionService:
 
     def _resolve(self, body: PromptBody) -> tuple[_Model, RouteRequest]:
         model = self._schedulable(body.model_name, body.routing_group)
-        route_request = self._route_request(body, model)
+        route_request = route_request_of(body, model.block_size)
         route_request.allowed = None if body.allowed_worker_ids is None else frozenset(body.allowed_worker_ids)
         route_request.overrides = dict(body.router_config_override or {})
         route_request.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
         route_request.session, route_request.expected_output_tokens = body.session_id, body.expected_output_tokens
         route_request.priority_jump, route_request.strict_priority = body.priority_jump, body.strict_priority
-        route_request.sequence = self._sequence(
-            body, (body.model_name, body.routing_group), model, route_request.blocks
-        )
+        route_request.sequence = sequence_of(body, model.block_size, route_request.blocks, self._key)
         try:
             route_request.required_taints, route_request.preferred_taints = constraints_of(body.routing_constraints)
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
         return model, route_request
-
-    def _sequence(self, body: PromptBody | ReservationBody, place: Place, model: _Model, blocks: bytes) -> bytes:
-        """Return the sequence hashes under which peers exchange a prompt's blocks."""
-        if self._key is None:
-            return packed_sequence_hashes(blocks)
-        if body.token_ids is None:
-            raise failed("invalid_request", "token_ids is required with a tracking key")
-        seeds = self._key.seeds(
-            place[0], model.block_size, group=place[1], cache_salt=body.cache_salt, lora_name=body.lora_name
-        )
-        media = media_of(body.block_mm_infos) if isinstance(body, PromptBody) else ()
-        return self._key.sequence(body.token_ids, model.block_size, seeds, media)
-
-    def _route_request(self, body: PromptBody, model: _Model) -> RouteRequest:
-        if body.token_ids is None:
-            if body.block_hashes is None:
-                raise failed("invalid_request", "block_hashes is required without token_ids")
-            tokens = body.isl_tokens if body.isl_tokens is not None else len(body.block_hashes) * model.block_size
-            return RouteRequest("", pack([one & U64 for one in body.block_hashes]), tokens)
-        try:
-            hashes = hashes_of(
-                body.token_ids,
-                model.block_size,
-                block_mm_infos=body.block_mm_infos,
-                lora_name=body.lora_name,
-                cache_salt=body.cache_salt,
-            )
-        except InvalidArgument as error:
-            raise failed("invalid_request", str(error)) from None
-        return RouteRequest("", pack(hashes), len(body.token_ids))
 
     def _decide(self, model: _Model, route_request: RouteRequest, *, book: bool) -> Decision:
         try:
@@ -599,14 +497,14 @@ class SelectionService:
             sequence = pack([one & U64 for one in body.sequence_hashes])
         elif body.token_ids is not None:
             hashes = hashes_of(body.token_ids, model.block_size, lora_name=body.lora_name, cache_salt=body.cache_salt)
-            sequence = self._sequence(body, place, model, pack(hashes))
+            sequence = sequence_of(body, model.block_size, pack(hashes), self._key)
         else:
             raise failed("invalid_request", "sequence_hashes is required without token_ids")
         self._must_be_free(body.selection_id)
         rank = (worker_id, model.machine.workers[worker_id].dp_start if body.dp_rank is None else body.dp_rank)
         if not model.machine.has_rank(rank):
             raise failed("not_found", f"Worker {rank[0]}, dp_rank {rank[1]} not found")
-        self._forget((body.selection_id, place))
+        self._pending.remove(body.selection_id, place)
         model.machine.share(body.selection_id, rank, sequence, body.effective_prefill_tokens, now)
         self._booked(body.selection_id, rank, place, model, sequence)
         return self._reservation(body.selection_id, place, rank)
@@ -647,26 +545,6 @@ class SelectionService:
         if selection_id in self._reservations:
             raise failed("conflict", f"selection {selection_id} is already reserved or being reserved")
 
-    def _keep(self, name: tuple[str, Place], route_request: RouteRequest, decision: Decision) -> None:
-        now = self._clock.now()
-        self._expire(now)
-        self._forget(name)
-        size = len(route_request.blocks) + 256
-        pending = _Pending(route_request, (decision.worker_id, decision.dp_rank), now + self._ttl_s, size)
-        self._pending[name] = pending
-        self._pending_bytes += size
-        while self._pending and (len(self._pending) > self._entries_max or self._pending_bytes > self._bytes_max):
-            self._forget(next(iter(self._pending)))
-
-    def _expire(self, now: float) -> None:
-        while self._pending and next(iter(self._pending.values())).until <= now:
-            self._forget(next(iter(self._pending)))
-
-    def _forget(self, name: tuple[str, Place]) -> None:
-        pending = self._pending.pop(name, None)
-        if pending is not None:
-            self._pending_bytes -= pending.size
-
     # Events of peers (`routing.sync.replica_peers`).
 
     def block_size(self, place: Place) -> int:
@@ -699,8 +577,3 @@ class SelectionService:
         """Record the end of a peer's request."""
         if place in self._selectors:
             self._selectors[place].machine.finish(request_id, self._clock.now())
-
-
-def failed(kind: str, message: str) -> SelectionServiceError:
-    """Return an error with its kind and HTTP status."""
-    return SelectionServiceError(message, kind, STATUS_OF_KIND[kind])

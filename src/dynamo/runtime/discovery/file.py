@@ -118,6 +118,10 @@ class FileDiscovery:
         self._is_frozen = False
         self._is_refreshing = False
         self._prepare(self.root)
+        if not os.access(self.root, os.W_OK):
+            raise StartupError(
+                f"{VARIABLE}={self.root!r}: cannot write to the directory: no permission, or a read-only file system"
+            )
         remove_abandoned_files(self.root, UNFINISHED, ABANDONED_S)
 
     @property

@@ -9,7 +9,7 @@ from jinja2 import Template
 
 from dynamo.core.child_process import serve
 from dynamo.core.errors import InvalidArgument
-from dynamo.text.chat_template.sandbox import BOUNDS_KEY, FULL, Bounds, environment, joined
+from dynamo.text.chat_template.sandbox import FULL, Bounds, environment, rendered
 
 TEMPLATES_MAX = 8  # Number of compiled templates that are cached.
 MESSAGE_CHARS_MAX = 500  # A template's message may quote the whole conversation.
@@ -33,9 +33,7 @@ class TemplateRenderer:
             if job["context"] is None:
                 return None
             self._now = datetime.fromisoformat(job["now"])
-            bounds = Bounds(FULL)
-            values = {**template.globals, **job["context"], BOUNDS_KEY: bounds}
-            return joined(template.root_render_func(template.new_context(values, shared=True)), bounds)
+            return rendered(template, {**template.globals, **job["context"]}, Bounds(FULL))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - any failure of an untrusted template is the template's error

@@ -18,7 +18,7 @@ from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn, cast
 
-from jinja2 import TemplateError, Undefined, nodes
+from jinja2 import Template, TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -217,6 +217,20 @@ class Bounds:
 
 
 _SCALARS = frozenset({int, float, bool, type(None)})
+
+
+def rendered(template: Template, values: dict[str, Any], bounds: Bounds) -> str:
+    """Render a template within bounds, which are added to `values`, the globals included. Raise the errors of its code."""
+    values[BOUNDS_KEY] = bounds
+    context = template.new_context(values, shared=True)
+    try:
+        return joined(template.root_render_func(context), bounds)
+    finally:
+        # Macros refer to the context and to each other: without this, only the garbage collector frees them.
+        for value in context.vars.values():
+            if isinstance(value, Macro):
+                vars(value).clear()
+        context.vars.clear()
 
 
 def joined(pieces: Iterable[str], bounds: Bounds) -> str:

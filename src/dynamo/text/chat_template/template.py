@@ -21,7 +21,6 @@ from dynamo.model_card.card import ModelFiles, read_bytes, read_json
 from dynamo.protocols.openai import ChatMessage
 from dynamo.text.chat_template.child import MESSAGE_CHARS_MAX
 from dynamo.text.chat_template.sandbox import (
-    BOUNDS_KEY,
     FULL,
     LONG,
     QUICK,
@@ -30,8 +29,8 @@ from dynamo.text.chat_template.sandbox import (
     OverBudget,
     Unlisted,
     environment,
-    joined,
     may_be_local,
+    rendered,
 )
 from dynamo.text.chat_template.turns import INSTRUCTIONS, MEDIA, TemplateForm, Turn, conversation
 
@@ -173,9 +172,8 @@ class ChatTemplate:
             raise OverBudget("earlier renderings exceeded the budget")
         if template is not None and is_tried:
             bounds = Bounds(QUICK if budget is QUICK else LONG)
-            context = {**self._constants, **values, BOUNDS_KEY: bounds}
             try:
-                return joined(template.root_render_func(template.new_context(context, shared=True)), bounds)
+                return rendered(template, {**self._constants, **values}, bounds)
             except OverBudget as error:
                 again_s = time.monotonic() + (UNLISTED_PAUSE_S if isinstance(error, Unlisted) else OVER_BUDGET_PAUSE_S)
                 self._quick_from_s = again_s

@@ -8,6 +8,11 @@ from typing import Any
 
 from dynamo.text.tokenizer import split_pattern
 
+LIST_CHARS = 1 << 16
+"""Characters of a text whose tokens are few enough for a list, whatever the text."""
+SEARCH_CHARS = 1 << 18
+"""Characters searched at a time, within about a millisecond."""
+
 
 class FastTokens:
     """Text to ids for one tokenizer. Its cache is bounded by the library and not counted here."""
@@ -20,14 +25,25 @@ class FastTokens:
 
     def __init__(self, library: Any) -> None:
         self._encode = library.encode
+        self._encode_flat = getattr(library, "encode_batch_flat", None)  # Earlier versions do not have it.
         self._unsettled = split_pattern.unsettled().search
 
-    def encode(self, text: str) -> list[int] | None:
-        """Return the ids, without a template's additions; None for text that only `tokenizers` may encode."""
-        if not text.isascii() and self._unsettled(text):
+    def encode(self, text: str, most: int) -> list[int] | int | None:
+        """Return the ids, without a template's additions, or only their number if there are more than `most`.
+
+        Return None for text that only `tokenizers` may encode.
+        """
+        if not text.isascii() and self._has_unsettled(text):
             return None
-        ids: list[int] = self._encode(text).ids
-        return ids
+        if self._encode_flat is None or len(text) <= LIST_CHARS:
+            ids: list[int] = self._encode(text).ids
+            return ids
+        flat = memoryview(self._encode_flat([text])[0]).cast("I")  # Its lists would be made before their size is known.
+        return flat.tolist() if len(flat) <= most else len(flat)
+
+    def _has_unsettled(self, text: str) -> bool:
+        """Search in pieces, between which other threads may run."""
+        return any(self._unsettled(text, at, at + SEARCH_CHARS) for at in range(0, len(text), SEARCH_CHARS))
 
 
 def fast_tokens_for(data: bytes) -> FastTokens | str:

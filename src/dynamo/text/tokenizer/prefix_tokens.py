@@ -18,14 +18,25 @@ import sys
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from dynamo.core.errors import InvalidArgument
 
 BYTES_MAX = 50_000_000  # As upstream: ids of about three million tokens.
 ENTRY_SHARE = 8  # A stretch takes at most 1/8 of the cache, so that one document does not evict every conversation.
 ENTRY_BYTES = 200  # Overhead of an entry in addition to its text and ids: the table, the list, the key.
 SEEN = 1 << 16  # Hashes of stretches seen once, half a megabyte: the last turns of about ten thousand conversations.
+SEARCH_CHARS = 1 << 18  # Characters searched for special tokens at a time, within a millisecond or two.
 ID_BYTES = 8  # Size of an id in a list: the number itself is shared.
+
+
+class TooManyTokens(InvalidArgument):
+    """A text has more tokens than the tokenizer may return."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(f"Validation: a text has {count} tokens, and at most {most} are allowed")
+        self.count = count
 
 
 class PrefixTokens:
@@ -34,7 +45,9 @@ class PrefixTokens:
     def __init__(self, encode: Callable[[str], Sequence[int]], cuts: Sequence[str], bytes_max: int = BYTES_MAX) -> None:
         """`encode` tokenizes new stretches; `cuts` comes from `cuts_of`."""
         self._encode = encode
-        self._cut = re.compile(alternatives(cuts)).finditer
+        pattern = re.compile(alternatives(cuts))
+        self._cut, self._search = pattern.finditer, pattern.search
+        self._cut_chars = max(map(len, cuts), default=0)
         self._bytes_max = bytes_max
         self._stretches: OrderedDict[str, list[int]] = OrderedDict()
         """Cached stretches, least recently used first."""
@@ -53,17 +66,44 @@ class PrefixTokens:
         """Number of cached stretches."""
         return len(self._stretches)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids, without a template's additions."""
+    def encode(self, text: str, most: int = sys.maxsize) -> list[int]:
+        """Return the ids, without a template's additions. Raise `TooManyTokens` for more than `most`."""
         ids: list[int] = []
+        excess = 0
+        """Tokens of a text that has too many: they are only counted."""
+        for stretch in self._stretches_of(text):
+            try:
+                ids += self._ids_of(stretch)
+            except TooManyTokens as error:
+                excess += error.count
+            if excess or len(ids) > most:
+                excess += len(ids)
+                ids = []
+        if excess:
+            raise TooManyTokens(excess, most)
+        return ids
+
+    def _stretches_of(self, text: str) -> Iterator[str]:
+        """Yield the parts of a text; each but the last ends with a special token."""
         at = 0
-        for cut in self._cut(text):
+        for cut in self._cut(text) if len(text) <= SEARCH_CHARS else self._cut_long(text):
             end = cut.end()
-            ids += self._ids_of(text[at:end])
+            yield text[at:end]
             at = end
         if at < len(text):
-            ids += self._ids_of(text[at:])
-        return ids
+            yield text[at:]
+
+    def _cut_long(self, text: str) -> Iterator[re.Match[str]]:
+        """Yield the matches in a long text, searched in pieces, between which other threads may run."""
+        at = 0
+        while at < len(text):
+            end = at + SEARCH_CHARS
+            found = self._search(text, at, end + self._cut_chars)
+            if found is None or found.start() >= end:  # A match beyond the end might be one of a longer text.
+                at = end
+            else:
+                yield found
+                at = found.end()
 
     def _ids_of(self, stretch: str) -> Sequence[int]:
         known = self._stretches.get(stretch)

@@ -18,7 +18,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.model_card.card import ModelFiles, read_bytes, read_json
 from dynamo.text.detokenizer import Decoding, TokenTable, text_json_of
 from dynamo.text.tokenizer.fast_tokens import fast_tokens_for
-from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, cuts_of
+from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, TooManyTokens, cuts_of
 from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.text.tokenizer.word_tokenizer import byte_of_char, word_tokenizer_for
 
@@ -39,6 +39,8 @@ for Python."""
 logger = logging.getLogger(__name__)
 
 LONG_CHARS = 8192  # Takes the library milliseconds, so the library must release the interpreter lock.
+
+TOKENS_MAX = 1 << 20  # A list of so many ids takes some 10 ms.
 
 SELF_TEST_SEED = 1337
 SELF_TEST_TEXTS = 60
@@ -70,8 +72,11 @@ class Encoder(Protocol):
     def cache_misses(self) -> int:
         """Number of cache misses."""
 
-    def encode(self, text: str) -> list[int] | None:
-        """Return the ids, without a template's additions; None for text that only the library may encode."""
+    def encode(self, text: str, most: int) -> list[int] | int | None:
+        """Return the ids, without a template's additions, or only their number if there are more than `most`.
+
+        Return None for text that only the library may encode.
+        """
 
 
 class Tokenizer:
@@ -94,6 +99,8 @@ class Tokenizer:
             raise ConfigError(f"{name}: {error}") from None
         self._library.no_truncation()
         self._library.no_padding()
+        self.tokens_max = TOKENS_MAX
+        """Maximum tokens of a text; for more, the list alone would block all other threads."""
         self.vocab_size: int = self._vocab_size()
         """One more than the largest id."""
         self.special_ids = frozenset(
@@ -129,7 +136,10 @@ class Tokenizer:
         return cls(spec, data, files.tokenizer, backends, cache_bytes_wanted())
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of a text; `add_special_tokens` adds the tokens expected around a bare prompt (often BOS)."""
+        """Return the ids of a text; `add_special_tokens` adds the tokens expected around a bare prompt (often BOS).
+
+        Raise `TooManyTokens` for a text of more than `tokens_max`.
+        """
         if not add_special_tokens:
             return self._encode(text)
         if self._affixes is None:
@@ -142,23 +152,27 @@ class Tokenizer:
         return self._affixes or ([], [])
 
     def _encode(self, text: str) -> list[int]:
-        return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text)
+        return self._encode_anew(text) if self._prefixes is None else self._prefixes.encode(text, self.tokens_max)
 
     def _encode_anew(self, text: str) -> list[int]:
         """Return the ids of a text, without the cache of stretches."""
         encoder = self._encoder
         if encoder is None or (len(text) > LONG_CHARS and not encoder.frees_the_interpreter):
             return self.encode_by_library(text)
-        ids = encoder.encode(text)
+        ids = encoder.encode(text, self.tokens_max)
+        if isinstance(ids, int):
+            raise TooManyTokens(ids, self.tokens_max)
         return self.encode_by_library(text) if ids is None else ids
 
     def encode_by_library(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Encode with the reference that `encode` must agree with. A long text does not block other threads."""
-        ids: list[int]
         if len(text) > LONG_CHARS:
-            ids = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            encoding = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         else:
-            ids = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+            encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
+        if len(encoding) > self.tokens_max:
+            raise TooManyTokens(len(encoding), self.tokens_max)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -243,7 +257,7 @@ class Tokenizer:
             logger.info("%s: %s is not used: %s", name, backend, encoder)
             return None
         for text in self_test_texts([token["content"] for token in spec.get("added_tokens") or []]):
-            ids = encoder.encode(text)
+            ids = encoder.encode(text, self.tokens_max)
             if ids is not None and ids != self.encode_by_library(text):
                 logger.warning("%s: %s is not used: its result differs from tokenizers for %r", name, backend, text)
                 return None

@@ -7,6 +7,7 @@ if a tokenizer has the form described in `word_tokenizer_for`, and compared with
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -62,8 +63,11 @@ class WordTokenizer:
         """Number of words encoded by the library."""
         return self._words.misses
 
-    def encode(self, text: str) -> list[int] | None:
-        """Return the ids, without a template's additions; None for text that only the library may encode."""
+    def encode(self, text: str, most: int = sys.maxsize) -> list[int] | int | None:
+        """Return the ids, without a template's additions; None for text that only the library may encode.
+
+        `most` has no effect: long texts are encoded by the library.
+        """
         if not text.isascii() and (self._unsettled(text) or (self._is_nfc and not is_normalized("NFC", text))):
             return None
         if self._split_added is None:

@@ -68,3 +68,26 @@ def test_reported_line_errors_are_bounded() -> None:
 def test_any_line_is_either_read_or_reported_as_invalid(data: bytes) -> None:
     error, one = check_line(data, ENDPOINTS[0], set())
     assert (error is None) != (one is None)
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [
+        ('"model":"m","x":[[1,{"model":7}],[]]', None),
+        ('"model":"m","stream":false', None),
+        ('"model":"m","stream":null', None),
+        ('"model":"m","stream":true', "stream_not_supported"),
+        ('"model":"m","stream":[' + "0," * 5000 + "0]", "stream_not_supported"),
+        ('"model":7', "missing_model"),
+        ('"model":""', "missing_model"),
+        ('"model":"' + "m" * 5000 + '"', "missing_model"),
+        ('"x":1', "missing_model"),
+    ],
+)
+def test_fields_of_a_body_are_checked_without_decoding_the_others(members: str, code: str | None) -> None:
+    url = "/v1/chat/completions"
+    line = f'{{"custom_id":"a","method":"POST","url":"{url}","body":{{{members}}}}}'.encode()
+    found = review([line], url)
+    assert [one.code for one in found.errors] == ([] if code is None else [code])
+    if code is None:
+        assert found.model == "m"

@@ -11,7 +11,7 @@ from tests.relays import Handler, RelayCluster, open_relays
 from tests.scripted_engine.stack import DEADLINE_S, Wire
 from tests.settle import until
 
-from dynamo.http.routes.media import add, read_body
+from dynamo.http.routes.media import add, read_form
 from dynamo.model_card.types import ModelType
 from dynamo.protocols.media import ImageRequest
 
@@ -101,7 +101,7 @@ def test_multipart_form_is_decoded_like_json() -> None:
     body = form(
         ("prompt", None, b"cat"), ("stream", None, b"false"), ("nvext", None, b'{"seed":3}'), ("extra", None, b"x")
     )
-    request = read_body(body, FORM["content-type"].encode(), ImageRequest)
+    request = read_form(body, FORM["content-type"].encode(), ImageRequest)
     assert (request.stream, request.nvext, request.extra_args) == (
         False,
         {"seed": 3},

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.http.server import multipart
 from dynamo.http.server.multipart import PARTS_MAX, FormPart, is_multipart, read_multipart
 
 BOUNDARY = b"----boundary7x"
@@ -75,3 +76,22 @@ def test_multipart_form_is_detected_by_content_type() -> None:
     assert is_multipart(b"Multipart/Form-Data; boundary=x")
     assert not is_multipart(b"application/json")
     assert not is_multipart(None)
+
+
+@pytest.mark.parametrize("size", [9, 10, 11])
+def test_part_of_more_bytes_than_allowed_is_refused(size: int) -> None:
+    body = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + b"d" * size + b"\r\n--x--"
+    for sent in (body, bytearray(body)):
+        if size <= 10:
+            assert [part.data for part in read_multipart(sent, b"multipart/form-data; boundary=x", 10)] == [b"d" * size]
+        else:
+            with pytest.raises(InvalidArgument, match=r"a part has more than 10 bytes .DYN_MM_MAX_DATA_URL_MB."):
+                read_multipart(sent, b"multipart/form-data; boundary=x", 10)
+
+
+def test_form_is_the_same_in_slices_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"\r\n--x\r-\n--xy" * 3
+    body = b"preamble\r\n--xyz\r\nContent-Disposition: form-data; name=a; filename=f\r\n\r\n" + data + b"\r\n--xyz--"
+    for size in range(1, 40):
+        monkeypatch.setattr(multipart, "SLICE_BYTES", size)
+        assert [one.data for one in read_multipart(body, b"multipart/form-data; boundary=xyz")] == [data], size

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests.settle import turns
+from tests.settle import turns, until
 from uvicorn.server import ServerState
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.protocol import (
     BODY_BYTES_FREE,
     CHUNK_SIZES_MAX,
@@ -22,6 +23,8 @@ from dynamo.http.server.protocol import (
     CONTINUE,
     LINGER_BYTES_MAX,
     LINGER_IDLE_S,
+    PIPELINE_MAX,
+    SLICE_BYTES,
     BodyBudget,
     ConnectionCounts,
     Exchange,
@@ -88,8 +91,12 @@ class Server:
     def __init__(self, limits: HttpLimits = LIMITS, **more: Any) -> None:
         self.exchanges: list[Exchange] = []
         self.counts = ConnectionCounts(MetricsRegistry(), "p")
-        routes = {(b"POST", b"/hot"): self.exchanges.append}
-        kind = type("P", (HttpProtocol,), {"hot_routes": routes, "limits": limits, "counts": self.counts, **more})
+        routes = {
+            (b"POST", b"/hot"): self.exchanges.append,
+            (b"POST", b"/now"): lambda exchange: exchange.refuse(ErrorAnswer(418, "no")),
+        }
+        fixed = {"hot_routes": routes, "limits": limits, "counts": self.counts, "turns": InputTurns(lambda: 0.0)}
+        kind = type("P", (HttpProtocol,), {**fixed, **more})
         config = uvicorn.Config(
             self.app, lifespan="off", log_config=None, access_log=False, ws="none", interface="asgi3"
         )
@@ -652,3 +659,42 @@ async def test_half_closed_client_of_an_asgi_route_gets_its_response(server: Ser
 
 def test_headers_are_encoded_one_per_line() -> None:
     assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"
+
+
+async def test_requests_beyond_a_full_pipeline_are_parsed_when_it_empties(server: Server) -> None:
+    count = 50 * PIPELINE_MAX
+    server.protocol.data_received(REQUEST * count)
+    assert server.transport.is_reading_paused
+    waiting = len(server.protocol.pipeline)
+    assert PIPELINE_MAX <= waiting <= PIPELINE_MAX + SLICE_BYTES // len(REQUEST)
+    server.protocol.data_received(REQUEST)  # A read that was already under way.
+    assert len(server.protocol.pipeline) == waiting
+    for _ in range(count + 1):
+        await until(lambda: server.exchanges)
+        server.exchanges.pop(0).respond(200, b"{}")
+        assert len(server.protocol.pipeline) <= waiting
+    assert server.transport.sent.count(b"HTTP/1.1 200 OK") == count + 1
+    await until(lambda: not server.transport.is_reading_paused)
+
+
+async def test_many_refusals_behind_a_response_do_not_recurse(server: Server) -> None:
+    server.protocol.data_received(REQUEST + REQUEST.replace(b"POST /hot", b"POST /now") * 5000)
+    server.exchanges.pop().respond(200, b"{}")
+    await until(lambda: server.transport.sent.count(b"HTTP/1.1 418 ") == 5000)
+
+
+async def test_many_heads_in_one_read_are_not_one_long_head(server: Server) -> None:
+    ended = REQUEST.replace(b"/hot", b"/now") * 100
+    server.protocol.data_received(ended + REQUEST[:20])
+    await until(lambda: server.transport.sent.count(b"HTTP/1.1 418 ") == 100)
+    server.protocol.data_received(REQUEST[20:])
+    assert len(server.exchanges) == 1 and not server.transport.is_over
+
+
+async def test_connection_waits_for_a_turn_while_others_parse() -> None:
+    shared = InputTurns(lambda: 0.0)
+    server = Server(turns=shared)
+    shared.add(lambda: None)
+    server.protocol.data_received(REQUEST * 2)
+    assert not server.exchanges and server.transport.is_reading_paused
+    await until(lambda: server.exchanges)

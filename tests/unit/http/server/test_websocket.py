@@ -1,12 +1,15 @@
 """WebSocket: messages are independent of chunking; a client that breaks the rules receives a close frame."""
 
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.settle import turns, until
 
 from dynamo.http.server import websocket
+from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.websocket import Closing, Op, WebSocket, WebSocketMessage, accept_key
 
 MASK = b"\x01\x02\x03\x04"
@@ -80,6 +83,7 @@ class Line:
 
     def __init__(self) -> None:
         self.limits = self.Limits()
+        self.turns = InputTurns(lambda: 0.0)
         self.transport = self
         self.data = b""
         self.protocol: Any = self
@@ -131,8 +135,9 @@ class RecordingHandler:
         self.closes += 1
 
 
-def opened() -> tuple[WebSocket, Line, RecordingHandler]:
+def opened(shared: InputTurns | None = None) -> tuple[WebSocket, Line, RecordingHandler]:
     line, handler = Line(), RecordingHandler()
+    line.turns = shared or line.turns
     socket = WebSocket(line, b"key", b"realtime")  # type: ignore[arg-type]
     assert line.data.startswith(b"HTTP/1.1 101 ")
     assert b"sec-websocket-accept: key\r\nsec-websocket-protocol: realtime\r\n" in line.data
@@ -259,4 +264,30 @@ async def test_websocket_aborts_a_client_that_answers_no_pings() -> None:
     assert "abort" not in line.outputs
     socket._ping()
     assert "abort" in line.outputs
+    socket.connection_lost(None)
+
+
+async def test_frames_of_one_read_are_processed_in_order_while_others_have_turns() -> None:
+    clock = itertools.count()
+    socket, line, received = opened(InputTurns(lambda: next(clock)))
+    wanted = [b"%d" % number for number in range(500)]
+    socket.data_received(b"".join(client_frame(Op.TEXT, data) for data in wanted))
+    assert 0 < len(received.messages) < len(wanted) and line.outputs[-1] == "pause"
+    await until(lambda: len(received.messages) == len(wanted))
+    assert [one.data for one in received.messages] == wanted
+    assert line.outputs[-1] == "resume"
+    socket.connection_lost(None)
+
+
+async def test_reading_resumes_after_every_consumer_has_caught_up() -> None:
+    socket, line, received = opened()
+    socket.pause_reading("a")
+    socket.pause_reading()
+    socket.data_received(client_frame(Op.TEXT, b"x"))
+    socket.resume_reading()
+    await turns(3)
+    assert not received.messages
+    socket.resume_reading("a")
+    await until(lambda: received.messages)
+    assert line.outputs[-1] == "resume"
     socket.connection_lost(None)

@@ -116,6 +116,13 @@ def test_request_without_auto_apply_keeps_the_default_of_its_version() -> None:
     assert convert(resource(kind, V1BETA1, {"model": "m"}), V1ALPHA1)["spec"]["autoApply"] is True
 
 
+def test_request_keeps_the_version_of_its_runtime() -> None:
+    given = {"model": "m", "runtimeVersionOverride": "1.6.1"}
+    for version, other in ((V1ALPHA1, V1BETA1), (V1BETA1, V1ALPHA1)):
+        value = resource("DynamoGraphDeploymentRequest", version, given)
+        assert convert(value, other)["spec"]["runtimeVersionOverride"] == "1.6.1"
+
+
 def test_adapter_and_status_are_renamed() -> None:
     spec = {"replicas": 1, "dgdRef": {"name": "g", "serviceName": "w"}}
     beta = convert(resource("DynamoGraphDeploymentScalingAdapter", V1ALPHA1, spec), V1BETA1)

@@ -18,8 +18,8 @@ NAMESPACE = "space"
 SETTINGS = OperatorSettings()
 JOINT: KubeObject = {"metadata": {"name": "several"}}
 """Owner of shared objects."""
-NO_GROVE = ClusterFacts(has_lws=True, has_virtual_services=True, has_inference_pools=True)
-REMOVABLE = ("Service", "Ingress", "VirtualService", "ConfigMap", "InferencePool")
+NO_GROVE = ClusterFacts(has_lws=True, has_virtual_services=True, has_inference_pools=True, has_resource_claims=True)
+REMOVABLE = ("Service", "Ingress", "VirtualService", "ConfigMap", "InferencePool", "ResourceClaimTemplate")
 """Kinds of further objects that the operator deletes."""
 
 

@@ -349,13 +349,10 @@ def test_pods_of_prefill_and_decode_workers_have_the_label_of_v1alpha1(cluster: 
 
 def test_unsupported_fields_are_reported_as_events() -> None:
     spec = spec_of()
-    spec["components"][2]["experimental"] = {"gpuMemoryService": {}, "failover": {}}
+    spec["components"][2]["experimental"] = {"failover": {}}
     cluster = PureCluster({"spec": spec})
     messages = [one.message for one in cluster.plan_graph().events if one.reason == "NotSupported"]
-    assert messages == [
-        "spec.components[decode].experimental.gpuMemoryService: has no effect",
-        "spec.components[decode].experimental.failover: has no effect",
-    ]
+    assert messages == ["spec.components[decode].experimental.failover: has no effect"]
 
 
 def test_tensorrt_llm_nodes_share_a_key() -> None:

@@ -24,6 +24,7 @@ from dynamo.protocols.kubernetes.v1beta1 import (
     GpuMemoryService,
     GraphSpec,
     GraphTopologyConstraint,
+    GroveOptions,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -126,6 +127,26 @@ def test_component_uses_the_topology_without_a_graph_pack_domain() -> None:
 def test_graph_that_grove_cannot_run_is_refused(one, facts, message) -> None:
     with pytest.raises(WorkloadError, match=message):
         rendered(one, facts)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_replicas_that_are_scheduled_together_are_those_of_the_component(nodes: int) -> None:
+    template = template_of(rendered(graph(worker("vllm", nodes=nodes, replicas=4, min_available=3))))
+    made = template["cliques"][0]["spec"] if nodes == 1 else template["podCliqueScalingGroups"][0]
+    assert (made["replicas"], made["minAvailable"]) == (4, 3)
+
+
+def test_component_of_one_node_is_a_scaling_group_where_it_is_forced() -> None:
+    forced = ComponentExperimental(grove=GroveOptions(force_scaling_group=True))
+    component = worker("vllm", nodes=1, replicas=4, experimental=forced)
+    one = graph(component)
+    template = template_of(rendered(one))
+    (clique,), (group,) = template["cliques"], template["podCliqueScalingGroups"]
+    assert (clique["name"], clique["spec"]["replicas"], clique["spec"]["minAvailable"]) == ("decode", 1, 1)
+    assert group == {"name": "decode", "cliqueNames": ["decode"], "replicas": 4, "minAvailable": 1}
+    observed = [{"kind": "PodCliqueScalingGroup", "metadata": {"name": "g-0-decode"}, "spec": {"replicas": 1}}]
+    (patch,) = scale_patches(one, IN_PLACE, observed)
+    assert (patch.ref.kind, patch.value) == ("PodCliqueScalingGroup", {"spec": {"replicas": 4}})
 
 
 def test_existing_cliques_and_groups_are_scaled() -> None:

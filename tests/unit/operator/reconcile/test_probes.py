@@ -31,12 +31,20 @@ def test_workers_of_later_runtimes_tolerate_failed_liveness_probes(image: str, f
     assert found("worker", image)["livenessProbe"]["failureThreshold"] == failures
 
 
-def test_frontend_readiness_probe_checks_its_health() -> None:
-    made = found("frontend")
-    assert made["livenessProbe"]["httpGet"] == {"path": "/live", "port": 8000}
-    assert "/health" in made["readinessProbe"]["exec"]["command"][2]
-    assert made["readinessProbe"]["periodSeconds"] == 60
-    assert "startupProbe" not in made
+def test_frontend_is_live_and_ready_by_http() -> None:
+    made = found("frontend", "r:1.5.0")
+    live = {"initialDelaySeconds": 15, "periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
+    ready = {"initialDelaySeconds": 10, "periodSeconds": 10, "timeoutSeconds": 3, "failureThreshold": 3}
+    assert made == {
+        "livenessProbe": {"httpGet": {"path": "/live", "port": 8000}, **live},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, **ready},
+    }
+
+
+def test_frontend_of_a_later_runtime_has_a_startup_probe() -> None:
+    startup = found("frontend", "r:1.6.0")["startupProbe"]
+    assert startup["httpGet"] == {"path": "/live", "port": 8000}
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 300
 
 
 def test_endpoint_picker_is_probed_over_grpc() -> None:

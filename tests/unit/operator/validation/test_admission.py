@@ -106,7 +106,11 @@ CREATED: list[tuple[Object, str]] = [
     ({**resource("DynamoGraphDeploymentRequest", "v1beta1", model="m"), "metadata": {"name": "n" * 56}}, "metadata.name"),
     (resource("DynamoGraphDeploymentRequest", "v1alpha1", model="m", profilingConfig={"config": {"sla": {"ttft": -1}}}), "spec.profilingConfig.config.sla.ttft"),
     (resource("DynamoComponentDeployment", "v1beta1", type="worker", multinode={"nodeCount": 1}), "spec.multinode.nodeCount"),
-    (resource("DynamoGraph", "v1beta1"), "apiVersion"),
+    (resource("DynamoGraph", "v1beta1"), "kind"),
+    (resource("DynamoGraphDeployment", "v2"), "apiVersion"),
+    ({**graph(), "metadata": {"name": 5}}, "metadata.name"),
+    ({**graph(), "metadata": {"name": "x", "labels": ["a"]}}, "metadata.labels"),
+    ({**graph(), "metadata": {"name": "x", "annotations": {WORKLOAD_PROVIDER: False}}}, f"metadata.annotations[{WORKLOAD_PROVIDER}]"),
 ]  # fmt: skip
 
 
@@ -171,6 +175,12 @@ def test_grove_rules_apply_only_on_a_cluster_with_grove() -> None:
     assert [paths(priority, facts=facts) for facts in (GROVE, NO_GROVE, None)] == [[], ["spec.priorityClassName"], []]
     priority["metadata"]["annotations"] = {"nvidia.com/enable-grove": "false"}
     assert paths(priority, facts=GROVE) == ["spec.priorityClassName"]
+
+
+@pytest.mark.parametrize(("name", "is_accepted"), [("decode", True), ("vllmdecodeworker", True), ("d" * 18, False)])
+def test_long_name_of_a_graph_is_accepted_with_grove_which_gets_a_short_one(name: str, is_accepted: bool) -> None:
+    value = graph(worker(name, multinode={"nodeCount": 2}), name="llama-405b-disaggregated-nightly")
+    assert paths(value, facts=GROVE) == ([] if is_accepted else [f"{BASE}.name"])
 
 
 def changed(value: Object, **spec: Any) -> Object:

@@ -58,6 +58,49 @@ def test_loops_async_functions_and_names_raise_the_score() -> None:
     assert looped.area == "request path"
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_loop"),
+    [
+        ("let a = v.iter().filter(|e| e.on).map(|e| e.name.clone());", True),
+        ("let a = self.stream.map(|e| e.name.clone());", True),
+        ("v.for_each(|e| keep(e.name.clone()));", True),
+        ("let a = self.name.as_ref().map(|e| e.text.clone());", False),
+        ("let a = v.iter().find(|e| e.on).map(|e| e.name.clone());", False),
+        ("let a = v.iter().next().map(|e| e.parts.iter().map(|p| p.name.clone()));", True),
+    ],
+)
+def test_option_is_no_loop(statement: str, is_loop: bool) -> None:
+    (found,) = sites(f"fn f() {{ {statement} }}")
+    assert found.is_in_loop is is_loop
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("for a in &calls { push(a.id.clone()); }", Bucket.MOVE),
+        ("for a in &calls { push(a.id.clone()); } keep(calls)", Bucket.BORROW),
+        ("for a in &self.calls { push(a.id.clone()); }", Bucket.BORROW),
+        ("for b in c { for a in &calls { push(a.id.clone()); } }", Bucket.BORROW),
+    ],
+)
+def test_loop_over_references_may_consume_what_is_not_used_afterwards(body: str, expected: Bucket) -> None:
+    assert bucket(body) is expected
+
+
+def test_parameter_that_is_a_reference_is_not_consumed() -> None:
+    assert bucket("for a in &calls { push(a.id.clone()); }", ", calls: &Vec<Call>") is Bucket.BORROW
+
+
+def test_request_of_a_retry_is_kept() -> None:
+    (found,) = sites("impl RetryManager { fn send(&self) { go(self.request.clone(), self.x) } }")
+    assert found.bucket is Bucket.ASYNC
+
+
+def test_line_is_that_of_the_call_in_a_chain_of_several_lines() -> None:
+    (found,) = sites("fn f() {\n  let a = self.params\n    .tools\n    .clone();\n}")
+    assert found.line == 4
+
+
 def test_test_code_is_excluded_unless_requested() -> None:
     found = sites(
         "#[cfg(test)]\nmod tests { fn f() { g(&a.clone()); } }\n#[tokio::test]\nasync fn t() { h(&b.clone()); }"

@@ -48,7 +48,7 @@ def test_target_is_a_name_a_path_or_a_unique_set_of_words(root: Path) -> None:
         assert select_recipe(recipes, target).name == "llama/vllm/agg"
     with pytest.raises(ConfigError, match="llama: 2 recipes match: llama/vllm/agg, llama/vllm/disagg"):
         select_recipe(recipes, "llama")
-    with pytest.raises(ConfigError, match="gpt: no such recipe: llama"):
+    with pytest.raises(ConfigError, match="gpt: no such recipe; known: llama"):
         select_recipe(recipes, "gpt")
 
 

@@ -10,9 +10,10 @@ import pytest
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import Unknown
 from dynamo.planner.connectors.base import ScaleOutcome, ScaleStatus
+from dynamo.planner.core.router_queue import QueuedPrompts
 from dynamo.planner.core.scaling import WorkerCapabilities
 from dynamo.planner.observation.observer import Observer, is_valid_step
-from dynamo.planner.observation.traffic import ObservedTraffic
+from dynamo.planner.observation.traffic import ObservedTraffic, RouterQueues
 from dynamo.protocols.load import ForwardPassMetrics, QueuedRequests, ScheduledRequests
 from dynamo.protocols.planner import FpmObservations, ScalingDecision, ScheduledTick, TrafficObservation, WorkerCounts
 
@@ -26,6 +27,7 @@ class ScriptedDeployment:
     def __init__(self, *, counts: Exception | None = None, steps: Exception | None = None, stuck: bool = False) -> None:
         self.counts_error, self.steps_error, self.is_stuck = counts, steps, stuck
         self.found = ObservedTraffic(traffic=TRAFFIC)
+        self.waiting, self.passes = RouterQueues(), FpmObservations()
         self.samples, self.windows, self.closed = 0, list[float](), 0
 
     async def start(self) -> None:
@@ -45,7 +47,7 @@ class ScriptedDeployment:
     async def steps(self) -> FpmObservations:
         if self.steps_error is not None:
             raise self.steps_error
-        return FpmObservations()
+        return self.passes
 
     async def sample(self) -> None:
         self.samples += 1
@@ -55,6 +57,9 @@ class ScriptedDeployment:
     async def window(self, interval_s: float) -> ObservedTraffic:
         self.windows.append(interval_s)
         return self.found
+
+    def queues(self) -> RouterQueues:
+        return self.waiting
 
     async def close(self) -> None:
         self.closed += 1
@@ -129,3 +134,15 @@ def test_step_with_an_invalid_time_is_not_valid(seconds: float) -> None:
     step = ForwardPassMetrics(1, "1", 0, 1, seconds, ScheduledRequests(), QueuedRequests())
     assert not is_valid_step(step)
     assert is_valid_step(msgspec.structs.replace(step, wall_time=0.1))
+
+
+async def test_requests_in_the_routers_queues_count_as_queued_at_the_ranks() -> None:
+    deployment = ScriptedDeployment()
+    deployment.passes = FpmObservations(
+        {}, {(one, 0): ForwardPassMetrics(1, one, 0, 1, 0.01, ScheduledRequests(), QueuedRequests()) for one in "12"}
+    )
+    deployment.waiting = RouterQueues(decode=QueuedPrompts(3, 5001))
+    found = (await observer_of(deployment).observe(tick())).seen.fpm_observations
+    assert found is not None
+    queued = [one.queued_requests for one in found.decode.values()]
+    assert [(one.num_prefill_requests, one.sum_prefill_tokens) for one in queued] == [(1, 2500), (2, 2501)]

@@ -3,8 +3,10 @@
 import pytest
 
 from dynamo.planner.config.planner_config import parse
+from dynamo.planner.core.router_queue import QueuedPrompts
 from dynamo.planner.observation.prometheus import PrometheusTraffic, single, total
 from dynamo.planner.observation.queries import QueryRow
+from dynamo.planner.observation.traffic import RouterQueues
 
 
 def rows(*values: str) -> list[QueryRow]:
@@ -61,3 +63,15 @@ async def test_window_contains_requests_lengths_and_latencies_in_milliseconds() 
 async def test_idle_window_is_known_without_lengths() -> None:
     found = await client({"requests_started_total": rows("0")}).window(5.0)
     assert found.traffic is not None and (found.traffic.num_req, found.traffic.isl) == (0, 0)
+
+
+async def test_queues_of_the_routers_are_those_of_the_gauges() -> None:
+    labels = {"dynamo_namespace": "ns", "model": "m", "worker_type": "decode"}
+    gauges = [
+        QueryRow({**labels, "__name__": f"dynamo_frontend_router_queue_pending_{name}"}, (0.0, value))
+        for name, value in (("requests", "3"), ("isl_tokens", "4000"), ("cached_tokens", "1500"))
+    ]
+    other = QueryRow({**gauges[0].metric, "dynamo_namespace": "other"}, (0.0, "7"))
+    found = client({"router_queue_pending": [*gauges, other]})
+    await found.sample()
+    assert found.queues() == RouterQueues(decode=QueuedPrompts(3, 2500))

@@ -4,8 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.planner.core.router_queue import QueuedPrompts
 from dynamo.planner.observation.exposition import SeriesKey
-from dynamo.planner.observation.traffic import ISL, OSL, STARTED, TTFT, UPTIME, TrafficWindow
+from dynamo.planner.observation.traffic import (
+    ISL,
+    OSL,
+    QUEUED_CACHED,
+    QUEUED_ISL,
+    QUEUED_REQUESTS,
+    STARTED,
+    TTFT,
+    UPTIME,
+    RouterQueues,
+    TrafficWindow,
+)
 
 
 def reading(requests: float, uptime_s: float | None = None, model: str = "m") -> dict[SeriesKey, float]:
@@ -108,3 +120,28 @@ def test_sum_of_all_windows_is_the_number_of_requests(events: list[tuple[int, in
         assert found is not None
         seen += found.num_req
     assert seen == pytest.approx(sum(counted))
+
+
+def queue_reading(worker_type: str, requests: float, tokens: float, cached: float) -> dict[SeriesKey, float]:
+    labels = (("model", "m"), ("policy_class", "default"), ("worker_type", worker_type))
+    values = {QUEUED_REQUESTS: requests, QUEUED_ISL: tokens, QUEUED_CACHED: cached}
+    return {SeriesKey(name, labels): value for name, value in values.items()}
+
+
+def test_queues_are_the_sums_of_the_last_readings_of_all_frontends() -> None:
+    window = TrafficWindow(0.0, "m")
+    window.read("a", queue_reading("decode", 9, 9000, 0), 0.0)
+    window.read("a", queue_reading("decode", 2, 3000, 1000), 5.0)
+    window.read("b", queue_reading("decode", 1, 500, 0) | queue_reading("prefill", 4, 4000, 3000), 5.0)
+    assert window.queues() == RouterQueues(QueuedPrompts(4, 1000), QueuedPrompts(3, 2500))
+    window.fail("a")
+    window.retain({"a", "b"})
+    assert window.queues().decode == QueuedPrompts(1, 500), "a queue that cannot be read is unknown"
+    window.retain(set())
+    assert window.queues() == RouterQueues()
+
+
+def test_queues_of_other_models_are_left_out() -> None:
+    window = TrafficWindow(0.0, "other")
+    window.read("a", queue_reading("decode", 9, 9000, 0), 0.0)
+    assert window.queues() == RouterQueues()

@@ -225,6 +225,14 @@ def test_file_discovery_refuses_a_root_that_cannot_be_created(tmp_path: Path) ->
         FileDiscovery(str(tmp_path / "file" / "store"))
 
 
+def test_file_discovery_refuses_a_root_that_it_cannot_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (str(tmp_path), os.W_OK))
+    with pytest.raises(
+        ConfigError, match=r"DYN_FILE_KV='.*': cannot write to the directory: no permission, or a read-only"
+    ):
+        FileDiscovery(str(tmp_path))
+
+
 def test_file_discovery_root_is_the_variable_or_the_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_FILE_KV", "somewhere")
     assert default_root() == "somewhere"

@@ -1,12 +1,12 @@
 """A template can neither leave its sandbox nor run away in it."""
 
+import gc
 from datetime import datetime
 
 import pytest
 from jinja2 import TemplateError
 
 from dynamo.text.chat_template.sandbox import (
-    BOUNDS_KEY,
     FULL,
     LONG,
     QUICK,
@@ -16,8 +16,8 @@ from dynamo.text.chat_template.sandbox import (
     TemplateRefused,
     Unlisted,
     environment,
-    joined,
     may_be_local,
+    rendered,
 )
 
 SMALL = Budget(turns=10_000, chars=1 << 20, value_chars=1 << 16, seconds=10.0)
@@ -27,8 +27,7 @@ SMALL_LOCAL = Budget(turns=10_000, chars=1 << 20, value_chars=1 << 16, seconds=1
 def render(source: str, budget: Budget = FULL, **values: object) -> str:
     template = environment(datetime.now).from_string(source)
     bounds = Bounds(budget)
-    context = template.new_context({**template.globals, BOUNDS_KEY: bounds, **values}, shared=True)
-    return joined(template.root_render_func(context), bounds)
+    return rendered(template, {**template.globals, **values}, bounds)
 
 
 ROUND_AND_ROUND = "{% for a in range(9999) %}{% for b in range(9999) %}{% set x = b %}{% endfor %}{% endfor %}"
@@ -179,3 +178,19 @@ def test_template_sandbox_refuses_non_lists_like_jinja() -> None:
 def test_template_sandbox_cannot_be_escaped(source: str) -> None:
     with pytest.raises(TemplateError, match=r"unsafe|cannot store|not safely callable"):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro m(a) %}<{{ a }}>{% endmacro %}{{ m(1) }}",
+        "{% macro m(a) %}{{ m(a - 1) if a else 'end' }}{% endmacro %}{{ m(2) }}",
+        "{% macro a(n) %}{{ b(n) }}{% endmacro %}{% macro b(n) %}{{ a(n - 1) if n else 'end' }}{% endmacro %}{{ a(2) }}",
+        "{% set ns = namespace(f=none) %}{% for a in [1, 2] %}{% set ns.f = a %}{% endfor %}{{ ns.f }}",
+    ],
+)
+def test_rendering_leaves_nothing_to_the_garbage_collector(source: str) -> None:
+    template = environment(datetime.now).from_string(source)
+    gc.collect()
+    assert rendered(template, dict(template.globals), Bounds(QUICK))
+    assert gc.collect() == 0

@@ -10,6 +10,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamo.text.tokenizer import fast_tokens
+from dynamo.text.tokenizer.fast_tokens import FastTokens, fast_tokens_for
+from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -108,3 +111,33 @@ def real(model_dirs: dict[str, Path]) -> list[Tokenizer]:
 def test_fast_tokens_library_agrees_where_installed(real: list[Tokenizer], text: str, add_special_tokens: bool) -> None:
     for tokenizer in real:
         assert tokenizer.encode(text, add_special_tokens) == tokenizer.encode_by_library(text, add_special_tokens)
+
+
+@pytest.mark.parametrize("backends", [(), ("fastokens",)])
+def test_text_of_too_many_tokens_is_refused_with_their_number(model_dir: Path, backends: tuple[str, ...]) -> None:
+    pytest.importorskip("fastokens")
+    tokenizer = Tokenizer.from_dir(str(model_dir), backends)
+    text = "a b! " * 40_000
+    expected = tokenizer.encode_by_library(text)
+    tokenizer.tokens_max = len(expected) - 1
+    with pytest.raises(TooManyTokens, match=f"has {len(expected)} tokens") as refused:
+        tokenizer.encode(text)
+    assert refused.value.count == len(expected)
+    parts = f"{text}<|im_end|>{text}<|im_end|>"
+    with pytest.raises(TooManyTokens) as refused:
+        tokenizer.encode(parts)
+    tokenizer.tokens_max = 10 * len(expected)
+    assert refused.value.count == len(tokenizer.encode_by_library(parts))
+    tokenizer.tokens_max = len(expected)
+    assert tokenizer.encode(text) == expected
+
+
+def test_unsettled_character_in_a_long_text_is_found(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_tokens, "SEARCH_CHARS", 4)
+    pytest.importorskip("fastokens")
+    encoder = fast_tokens_for((model_dir / "tokenizer.json").read_bytes())
+    assert isinstance(encoder, FastTokens)
+    for place in range(13):
+        text = "é" * place + "\u0378" + "é" * (12 - place)
+        assert encoder.encode(text, 1000) is None, place
+    assert encoder.encode("é" * 13, 1000) is not None

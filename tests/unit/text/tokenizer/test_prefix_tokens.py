@@ -1,6 +1,7 @@
 """Cached tokens of earlier texts equal a fresh tokenization, are bounded, and serve repeated texts."""
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -207,3 +208,12 @@ def test_prefix_token_cache_size_is_a_variable(
     tokenizer.encode("a stretch")
     tokenizer.encode("a stretch")
     assert (tokenizer.cache_entries > 0) == (expected > 0)
+
+
+def test_long_text_is_cut_at_the_same_places_as_by_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tokens, "SEARCH_CHARS", 7)
+    cuts = ["<a>", "<abc>", "<|end|>"]
+    prefixes = PrefixTokens(lambda text: [hash(text)], cuts)
+    for text in ("<a>" * 20, "xx<abc>" * 9, "<ab<a><|en<|end|>d|>" * 5, "x" * 50, "x" * 6 + "<|end|>y"):
+        found = [one.span() for one in prefixes._cut_long(text)]
+        assert found == [one.span() for one in re.finditer("|".join(map(re.escape, cuts)), text)], text

@@ -175,7 +175,7 @@ def test_tokenizer_with_white_space_stripping_tokens_uses_the_library(model_dir:
 def test_tokenizer_that_differs_at_load_is_reported_and_uses_the_library(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(word_tokenizer.WordTokenizer, "encode", lambda self, text: [0] * len(text))
+    monkeypatch.setattr(word_tokenizer.WordTokenizer, "encode", lambda self, text, most: [0] * len(text))
     tokenizer = Tokenizer.from_dir(str(model_dir), ["words"])
     assert not tokenizer.is_fast
     assert "words is not used: its result differs from tokenizers" in caplog.text

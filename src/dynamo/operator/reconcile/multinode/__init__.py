@@ -10,7 +10,7 @@ from dynamo.operator.reconcile.multinode import sglang, trtllm, vllm
 from dynamo.operator.reconcile.multinode.commands import MODULE, CommandLine
 from dynamo.operator.reconcile.multinode.nodes import NodeGroup, WorkloadError
 from dynamo.operator.reconcile.multinode.wait_for_leader import add_init_container
-from dynamo.operator.reconcile.names import MAIN, GraphContext, is_worker, merged
+from dynamo.operator.reconcile.names import MAIN, GraphContext, is_worker, main_container, merged
 from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
@@ -68,7 +68,8 @@ def role_templates(
     """
     leader, worker = copy.deepcopy(template), copy.deepcopy(template)
     first, other = main_of(leader), main_of(worker)
-    command, gpus = CommandLine.of(first), gpus_of(first)
+    # A memory service replaces the GPUs of the template by a claim; the component has them.
+    command, gpus = CommandLine.of(first), gpus_of(first) or gpus_of(main_container(component))
     known = merged(annotations, (template.get("metadata") or {}).get("annotations"))
     match framework:
         case "vllm":

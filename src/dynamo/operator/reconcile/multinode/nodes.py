@@ -70,6 +70,12 @@ def grove_nodes(component: str, size: int) -> NodeGroup:
     )
 
 
+def has_scaling_group(component: ComponentSpec) -> bool:
+    """Return whether Grove runs a component as a PodCliqueScalingGroup: with several nodes, or where it is forced."""
+    grove = component.experimental.grove if component.experimental else None
+    return node_count(component) > 1 or bool(grove and grove.force_scaling_group)
+
+
 def node_count(component: ComponentSpec) -> int:
     """Return the nodes of one replica."""
     if component.multinode is None:

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from dynamo.operator.conversion.convert import convert
+from dynamo.operator.reconcile.overlay import overlaid
 from dynamo.operator.reconcile.requests.job import alpha_profiling, tracking_labels
 from dynamo.protocols.kubernetes.common import V1ALPHA1, V1BETA1, KubeObject, decode
 from dynamo.protocols.kubernetes.v1beta1 import DynamoGraphDeployment, DynamoGraphDeploymentRequest, RequestSpec
@@ -119,10 +120,10 @@ def overridden(graph: KubeObject, override: KubeObject) -> KubeObject:
     target = copy.deepcopy(convert(graph, version))
     spec: KubeObject = target.get("spec") or {}
     _check_topology(spec, override.get("spec") or {}, f"{path}.spec")
-    target["spec"] = _merged(spec, override.get("spec") or {}, APPENDED[version])
+    target["spec"] = overlaid(spec, override.get("spec") or {}, APPENDED[version])
     given = override.get("metadata") or {}
     metadata = {name: given[name] for name in ("name", "labels", "annotations") if given.get(name)}
-    target["metadata"] = _merged(target.get("metadata") or {}, metadata, frozenset())
+    target["metadata"] = overlaid(target.get("metadata") or {}, metadata)
     return convert(target, original)
 
 
@@ -139,30 +140,6 @@ def _names(value: Any) -> set[str]:
     if isinstance(value, dict):
         return set(value)
     return {str(one.get("name")) for one in value or () if isinstance(one, dict)}
-
-
-def _merged(base: Any, given: Any, appended: frozenset[str], name: str = "") -> Any:
-    if isinstance(base, dict) and isinstance(given, dict):
-        result = dict(base)
-        for key, value in given.items():
-            if value is None:
-                result.pop(key, None)
-            else:
-                result[key] = _merged(base[key], value, appended, key) if base.get(key) is not None else value
-        return result
-    if isinstance(base, list) and isinstance(given, list):
-        if name in appended:
-            return [*base, *(one for one in given if name == "args" or one not in base)]
-        if _is_named(base) and _is_named(given):
-            found = {one["name"]: one for one in base}
-            for one in given:
-                found[one["name"]] = _merged(found.get(one["name"], {}), one, appended)
-            return list(found.values())
-    return given
-
-
-def _is_named(value: list[Any]) -> bool:
-    return all(isinstance(one, dict) and "name" in one for one in value)
 
 
 def _tracked(request: DynamoGraphDeploymentRequest, value: KubeObject) -> KubeObject:

@@ -1,0 +1,87 @@
+"""Amortized: work whose cost grows with the number of workers, done so rarely that it takes a bounded share of the time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SHARE = 0.1
+"""Share of the time that such work may take."""
+TURN_S = 0.005
+"""Time for which one task may occupy the event loop with a series of records."""
+CHEAP_S = 0.0005
+"""Duration up to which it is done at each use: a few hundred workers."""
+
+
+class AmortizedValue(Generic[T]):
+    """A value that is computed at each use while that is cheap; otherwise it is kept for ten times as long as it took."""
+
+    def __init__(self, compute: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: the time in seconds."""
+        self._compute = compute
+        self._clock = clock
+        self._value: T
+        self._fresh_until = float("-inf")
+
+    def get(self) -> T:
+        """Return the value, which may be old by ten times the duration of its computation."""
+        began = self._clock()
+        if began >= self._fresh_until:
+            self._value = self._compute()
+            took = self._clock() - began
+            self._fresh_until = began + took / SHARE if took > CHEAP_S else began
+        return self._value
+
+
+class LoopTurn:
+    """Turn of a task that handles a series of records, which may all be there at once."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.perf_counter() + TURN_S
+
+    async def yield_if_long(self) -> None:
+        """Let other tasks run if the last time was more than `TURN_S` ago."""
+        if time.perf_counter() > self._ends_at:
+            await asyncio.sleep(0)
+            self._ends_at = time.perf_counter() + TURN_S
+
+
+class AmortizedUpdate:
+    """An update that is run at each request while that is cheap; otherwise requests are merged and delayed."""
+
+    def __init__(self, update: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: the time in seconds."""
+        self._update = update
+        self._clock = clock
+        self._next_at = float("-inf")
+        self._pending: asyncio.TimerHandle | None = None
+
+    def request(self) -> None:
+        """Run the update, now or within ten times its duration. Call it in the event loop."""
+        if self._pending is not None:
+            return
+        delay = self._next_at - self._clock()
+        if delay <= 0:
+            self._run()
+        else:
+            self._pending = asyncio.get_running_loop().call_later(delay, self._run)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an update is delayed."""
+        return self._pending is not None
+
+    def close(self) -> None:
+        """Cancel a delayed update."""
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+
+    def _run(self) -> None:
+        self._pending = None
+        began = self._clock()
+        self._update()
+        took = self._clock() - began
+        self._next_at = began + took / SHARE if took > CHEAP_S else began

@@ -1,0 +1,124 @@
+"""ClusterState: pools, requests and pending events of a simulated cluster, shared by the parts that change them."""
+
+import enum
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dynamo.mocker.simulation.sequence import SimulatedSequence
+from dynamo.replay.fleet import Fleet
+from dynamo.replay.held import HeldRequests
+from dynamo.replay.lifecycle import WorkerLifecycle
+from dynamo.replay.load import TurnSource
+from dynamo.replay.names import Namer
+from dynamo.replay.outcome import Flight, RunOutcome
+from dynamo.replay.placement import PlacementPolicy
+from dynamo.replay.plan import ClusterPlan, Role
+from dynamo.replay.planning import PlannerAdapter
+from dynamo.replay.telemetry import TelemetrySampler
+from dynamo.replay.timeline import Timeline
+from dynamo.replay.worker import CompletedSteps, SimulatedWorker
+
+
+class Happening(enum.IntEnum):
+    """Kinds of events, in the order in which simultaneous events are processed."""
+
+    STEP_ENDS = 0
+    CACHE_EVENT = 1
+    LET_GO = 2
+    WORKER_FAILS = 3
+    WORKER_RESTARTS = 4
+    WORKER_JOINS = 5
+    PLANNER_TICKS = 6
+    ARRIVAL = 7
+    STEP_BEGINS = 8
+    QUEUE_TIMEOUT = 9
+    SAMPLE = 10
+
+
+class CompletedTransfer(NamedTuple):
+    """A completed KV transfer: the prefill worker can release the blocks."""
+
+    worker: SimulatedWorker
+    sequence: SimulatedSequence[Flight]
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """State of one simulation run."""
+
+    plan: ClusterPlan
+    load: TurnSource
+    namer: Namer
+    placements: dict[Role, PlacementPolicy]
+    planner: PlannerAdapter | None = None
+    sampler: TelemetrySampler | None = None
+    outcome: RunOutcome = field(init=False)
+    fleets: dict[Role, Fleet] = field(init=False)
+    entry: Fleet = field(init=False)
+    """The pool to which new requests are sent."""
+    exit: Fleet = field(init=False)
+    """The pool that generates answers; the same as `entry` for aggregated workers."""
+    lifecycle: WorkerLifecycle = field(init=False)
+    heap: list[tuple[float, Happening, int, object]] = field(init=False, default_factory=list)
+    """Pending events: time, kind, number, object."""
+    unplaced: deque[Flight] = field(init=False, default_factory=deque)
+    """Requests that wait because no worker is in service."""
+    held: HeldRequests = field(init=False)
+    computed: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
+    """Computed prompts for which no decode worker is chosen yet, by request."""
+    arrived: int = field(init=False, default=0)
+    open_requests: int = field(init=False, default=0)
+    _count: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.outcome = RunOutcome([], 0.0, Timeline(self.plan.interval_ms))
+        self.fleets = {
+            pool.role: Fleet(pool, self.placements[pool.role], self.plan.seed, self.outcome.gaps)
+            for pool in self.plan.pools
+        }
+        self.entry, self.exit = self.fleets[self.plan.pools[0].role], self.fleets[self.plan.pools[-1].role]
+        self.held = HeldRequests(self.plan.queue_timeout_ms)
+        if self.planner is not None:
+            self.outcome.planner = self.planner.log
+        self.lifecycle = WorkerLifecycle(self.fleets, self.outcome)
+
+    def push(self, at_ms: float, kind: Happening, what: object) -> None:
+        """Add an event."""
+        self._count += 1
+        heapq.heappush(self.heap, (at_ms, kind, self._count, what))
+
+    def fleet_of(self, worker: SimulatedWorker) -> Fleet:
+        """Return the pool of a worker."""
+        if self.entry is self.exit or self.entry.has(worker.worker_id):
+            return self.entry
+        return self.exit
+
+    def observe(self, fleet: Fleet, worker: SimulatedWorker, passed: CompletedSteps, now_ms: float) -> None:
+        """Record completed steps of a worker in its placement and the timeline."""
+        worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
+        if passed.forward_pass.scheduled_requests.sum_prefill_tokens:
+            worker.prompts = worker.passes, passed.forward_pass
+        if fleet.is_serving(worker.worker_id):
+            fleet.placement.observe(worker.rank_id, passed.forward_pass)
+        scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation
+        admitted, reused = worker.tallied
+        worker.tallied = sim.admitted_tokens, sim.reused_tokens
+        counts = (
+            sim.admitted_tokens - admitted,
+            sim.reused_tokens - reused,
+            passed.tokens,
+            scheduled.sum_prefill_tokens,
+        )
+        self.outcome.timeline.count(worker.slot, counts, now_ms)
+
+    def note(self, worker: SimulatedWorker, now_ms: float) -> None:
+        """Add the worker's levels since the previous call to the timeline."""
+        since, worker.noted_ms = worker.noted_ms, now_ms
+        if now_ms > since:
+            sim = worker.simulation
+            running = len(sim.decoding) + (sim.partial is not None)
+            waiting = len(sim.waiting) + len(sim.loading) + len(sim.loaded)
+            levels = (float(running), float(waiting), float(sim.pool.used))
+            self.outcome.timeline.hold(worker.slot, levels, since, now_ms)

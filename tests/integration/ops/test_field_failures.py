@@ -1,0 +1,91 @@
+"""Failures that users report, reproduced with real processes: one command leads to the cause of each."""
+
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tests.cluster.processes import ProcessGroup
+from tests.integration.ops.test_troubleshoot import PYTHON, WORKER, Findings, Frontend, group
+
+pytestmark = pytest.mark.integration
+
+__all__ = ["group"]
+
+
+def complete(frontend: Frontend, prompt: str = "hello") -> int:
+    """Return the status of one completion."""
+    body = json.dumps({"model": "demo_model", "prompt": prompt, "max_tokens": 64}).encode()
+    request = urllib.request.Request(f"{frontend.url}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def found(group: ProcessGroup, frontend: Frontend) -> Findings:
+    return Findings(group.folder, "--url", frontend.url, "--logs", str(group.folder))
+
+
+def model_records(folder: Path) -> list[Path]:
+    return list((folder / "kv").glob("v1/mdc/*"))
+
+
+def test_stopped_worker_is_named_and_a_killed_one_has_left_its_registration(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    worker = group.start("worker", [*PYTHON, *WORKER])
+    frontend.wait_listed()
+    (record,) = model_records(group.folder)
+    os.kill(worker.pid, signal.SIGSTOP)
+    group.wait_until(lambda: not frontend.models(), "the model is still listed")
+    stopped = found(group, frontend)
+    worker.kill()
+    worker.wait()
+    os.utime(record, (record.stat().st_mtime - 60,) * 2)
+    killed = found(group, frontend)
+    assert (stopped.status, killed.status) == (1, 1)
+    assert next(iter(stopped.found)) == "stopped-process"
+    assert f"dynamo.mocker (pid {worker.pid}): stopped (state T)" in stopped.evidence("stopped-process")
+    assert "stopped-process" not in killed.found
+    assert f"{record.parent.name}/dynamo/backend/generate" in killed.evidence("worker-lost")
+    assert list(killed.found)[-1] == "no-models", "the symptom follows its cause"
+
+
+def test_frontend_of_another_namespace_names_that_of_the_workers(group: ProcessGroup) -> None:
+    frontend = Frontend(group, DYN_NAMESPACE="prod")
+    group.start("worker", [*PYTHON, *WORKER, "--endpoint", "dyn://dev.backend.generate"])
+    group.wait_until(lambda: model_records(group.folder), "the worker did not register")
+    findings = found(group, frontend)
+    assert findings.status == 1
+    assert "serves namespace prod; models are registered in dev" in findings.evidence("namespace-mismatch")
+
+
+def test_router_without_events_and_requests_above_a_threshold_are_named(group: ProcessGroup) -> None:
+    frontend = Frontend(group, DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD="1", DYN_ROUTER_MODE="kv")
+    group.start("worker", [*PYTHON, *WORKER, "--no-enable-prefix-caching"])
+    frontend.wait_listed()
+    assert {complete(frontend) for _ in range(20)} == {200}
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(complete(frontend, "long " * 400))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = statuses.count(529)
+    assert refused
+    findings = found(group, frontend)
+    assert "no KV event applied" in findings.evidence("router-without-events")
+    assert f"{refused} requests refused because all workers were above" in findings.evidence("requests-refused")
+
+
+def test_open_files_that_run_out_are_named(group: ProcessGroup) -> None:
+    limited = ["bash", "-c", 'ulimit -n 24; exec "$0" "$@"', *PYTHON, *WORKER]
+    process = group.start("worker", limited)
+    assert process.wait(60) != 0
+    findings = Findings(group.folder, "--logs", str(group.folder))
+    assert "open-files" in findings.found, group.logs()

@@ -1,0 +1,86 @@
+"""Work that grows with the number of workers is merged once it is no longer cheap."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from dynamo.core.amortized import AmortizedUpdate, AmortizedValue, LoopTurn
+
+
+class Work:
+    """Work that takes a given time on a clock of its own."""
+
+    def __init__(self, took_s: float) -> None:
+        self.took_s = took_s
+        self.now = 0.0
+        self.count = 0
+        self.then: Callable[[], None] = lambda: None
+
+    def __call__(self) -> int:
+        self.count += 1
+        self.now += self.took_s
+        self.then()
+        return self.count
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_amortized_value_is_computed_at_each_use_while_it_is_cheap() -> None:
+    work = Work(0.0001)
+    value = AmortizedValue(work, work.clock)
+    assert [value.get() for _ in range(3)] == [1, 2, 3]
+
+
+def test_amortized_value_is_kept_for_ten_times_the_duration_of_its_computation() -> None:
+    work = Work(0.01)
+    value = AmortizedValue(work, work.clock)
+    assert [value.get() for _ in range(3)] == [1, 1, 1]
+    work.now = 0.0999
+    assert value.get() == 1
+    work.now = 0.1
+    assert value.get() == 2
+
+
+async def test_amortized_update_merges_requests_once_it_is_no_longer_cheap() -> None:
+    work = Work(0.0001)
+    update = AmortizedUpdate(work, work.clock)
+    update.request()
+    update.request()
+    assert work.count == 2, "a cheap update runs at once"
+    work.took_s = 0.001
+    update.request()
+    assert work.count == 3
+    ran = asyncio.Event()
+    work.then = ran.set
+    for _ in range(5):
+        update.request()
+    assert work.count == 3
+    async with asyncio.timeout(5):
+        await ran.wait()
+    assert work.count == 4, "the requests meanwhile are merged"
+
+
+async def test_loop_turn_yields_once_it_has_lasted_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = LoopTurn()
+    ran: list[int] = []
+    asyncio.get_running_loop().call_soon(ran.append, 1)
+    monkeypatch.setattr(turn, "_ends_at", float("inf"))
+    await turn.yield_if_long()
+    assert not ran
+    monkeypatch.setattr(turn, "_ends_at", 0.0)
+    await turn.yield_if_long()
+    assert ran
+    assert turn._ends_at > 0, "its next turn begins"
+
+
+async def test_amortized_update_does_not_run_once_closed() -> None:
+    work = Work(0.001)
+    update = AmortizedUpdate(work, work.clock)
+    update.request()
+    update.request()
+    update.close()
+    assert not update.is_pending
+    update.close()
+    assert work.count == 1
