@@ -9,6 +9,9 @@ training     agents       sessions of four turns, instructions of 4,096 tokens i
              ladder       150 equally likely prefixes of 5,632 tokens, caches of a third of their sum
              chats        conversations of five turns, sixteen kinds
              prefixes     prompts of 4,096 tokens, three quarters in common with others, 64 kinds
+             mixed        log-normal prompts of 1,100 tokens in the median, up to 50,000, 30 kinds of prefixes of 1,024 tokens
+             agents, split    agents on three prefill and five decode workers, transfers at 12.5 GB/s
+             tenants, tiers   tenants with a second cache in host memory, about four times the first
              trace, 1     first half of a recorded trace (Mooncake's conversation trace)
 held out     documents    twelve questions on each of a moving set of documents of 8,000 to 30,000 tokens
              completion   editors: repository prefixes of 3,072 tokens, answers of 30 tokens, sessions of eight requests
@@ -18,6 +21,8 @@ held out     documents    twelve questions on each of a moving set of documents 
              outliers     short chats, one prompt in twenty of 30,000 to 60,000 tokens
              rotation     Zipf tenants of which others become popular every 20 s, caches of a quarter of their sum
              batch        an interactive load, and every 15 s eighty prompts at once with a common beginning
+             assistants, split   sessions of six turns on three prefill and five decode workers, transfers at 25 GB/s
+             library, tiers      120 documents of 8,192 tokens, unequally popular, caches of an eighth of their sum, host memory at 16 GB/s
              uneven       tasks on workers of which two have half and two 0.7 of the speed of the others
              trace, 2     second half of the recorded trace
 """
@@ -49,6 +54,8 @@ class Load:
     engine: EngineArgs = EngineArgs()  # noqa: RUF009 - frozen
     speeds: Mapping[int, float] = field(default_factory=dict)
     """Speed of some workers relative to the others."""
+    prefill_workers: int | None = None
+    """Number of the workers that compute prompts for the others; None: every worker does both."""
 
 
 class Prompts:
@@ -163,7 +170,33 @@ def prefixes(rate: float, seed: int, count: int) -> Sessions:
     )  # fmt: skip
 
 
+def mixed(rate: float, seed: int, count: int) -> Sessions:
+    rng, prompts, found = random.Random(seed), Prompts(2), Sessions()
+    for at, at_ms in enumerate(arrivals(rng, rate, count)):
+        kind, tokens = rng.randrange(30), 2 * BLOCK + min(50_000, int(rng.lognormvariate(7, 1.3)))
+        found.append(single(f"k{kind}.{at}", prompts.of(kind, tokens), tokens, length(rng, 200), at_ms))
+    return found
+
+
 # Held out.
+
+
+def assistants(rate: float, seed: int, count: int) -> Sessions:
+    rng, prompts = random.Random(seed), Prompts(5)
+    return [
+        talks(rng, prompts, f"k{kind}.{at}", kind, at_ms, 6, (60, 2400), 160, 1200, 5 * BLOCK)
+        for at, at_ms in enumerate(arrivals(rng, rate / 6, count // 6))
+        for kind in (rng.randrange(12),)
+    ]
+
+
+def library(rate: float, seed: int, count: int) -> Sessions:
+    rng, prompts, found = random.Random(seed), Prompts(16), Sessions()
+    weights = [(place + 1) ** -0.8 for place in range(120)]
+    for at, at_ms in enumerate(arrivals(rng, rate, count)):
+        tokens, kind = 16 * BLOCK + rng.randrange(80, 700), rng.choices(range(120), weights)[0]
+        found.append(single(f"k{kind}.{at}", prompts.of(kind, tokens), tokens, length(rng, 140), at_ms))
+    return found
 
 
 def documents(rate: float, seed: int, count: int) -> Sessions:
@@ -273,6 +306,11 @@ def small(blocks: int) -> EngineArgs:
     return EngineArgs(num_gpu_blocks=blocks)
 
 
+def split(transfer_gbps: float) -> EngineArgs:
+    """Return the mocker's engine with transfers of missing blocks at a bandwidth in GB/s."""
+    return EngineArgs(kv_transfer_bandwidth=transfer_gbps, kv_transfer_timing_mode="destination_missing")
+
+
 TRAINING: dict[str, Load] = {
     "agents": Load(agents, 50),
     "bursts": Load(bursts, 70),
@@ -280,6 +318,9 @@ TRAINING: dict[str, Load] = {
     "ladder": Load(ladder, 50, small(4400)),
     "chats": Load(chats, 50),
     "prefixes": Load(prefixes, 80),
+    "mixed": Load(mixed, 55),
+    "agents, split": Load(agents, 60, split(12.5), prefill_workers=3),
+    "tenants, tiers": Load(tenants, 14, EngineArgs(num_gpu_blocks=1600, num_host_blocks=6000)),
 }
 HELD_OUT: dict[str, Load] = {
     "documents": Load(documents, 20),
@@ -290,6 +331,10 @@ HELD_OUT: dict[str, Load] = {
     "outliers": Load(outliers, 52),
     "rotation": Load(rotation, 28, small(1800)),
     "batch": Load(batch, 70),
+    "assistants, split": Load(assistants, 60, split(25), prefill_workers=3),
+    "library, tiers": Load(
+        library, 16, EngineArgs(num_gpu_blocks=2000, num_host_blocks=9000, host_offload_h2d_bandwidth_gbps=16)
+    ),
     "uneven": Load(tasks, 72, speeds={0: 0.5, 1: 0.5, 2: 0.7, 3: 0.7}),
 }
 TRACE_RATE = 17.0

@@ -57,11 +57,14 @@ LONGEST = 0.05
 PAGE = Path(__file__).parent.parent / "docs" / "balanced.md"
 BEGIN, END = "<!-- tables of benchmarks/results/routing_quality.json -->", "<!-- end of the tables -->"
 GRID: dict[str, tuple[float, ...]] = {
-    "RECOMPUTE_WEIGHT_MAX": (4.0, 8.0, 16.0),
+    "RECOMPUTE_WEIGHT_IDLE": (2.0, 3.0, 4.0),
+    "RECOMPUTE_WEIGHT_MAX": (6.0, 12.0, 24.0),
     "RECOMPUTE_FULL_SHARE": (0.25, 0.4, 0.6),
-    "QUEUE_DELAY_WEIGHT": (2.0, 4.0, 6.0),
+    "QUEUE_DELAY_WEIGHT": (4.0, 8.0, 12.0),
     "DECODING": (0.3, 0.6, 1.0),
     "EVICTION_DELAY_WEIGHT": (2.0, 6.0, 12.0),
+    "TRANSFER_WEIGHT": (1.0, 4.0, 8.0),
+    "COPY_WEIGHT": (1.0, 3.0, 6.0),
 }
 """Constants of `balanced`, changed one at a time."""
 
@@ -112,7 +115,8 @@ def run(cell: Cell) -> dict[str, Any]:
         setattr(balanced, name, value)
     outcome = Scenario(
         sessions=shape.make(shape.rate * STRENGTHS[cell.strength], cell.seed, cell.requests),
-        workers=WORKERS,
+        workers=WORKERS - (shape.prefill_workers or 0),
+        prefill_workers=shape.prefill_workers,
         router_mode=mode,
         router_settings=settings,
         engine=shape.engine,

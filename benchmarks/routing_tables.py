@@ -83,19 +83,21 @@ def lags(points: Mapping[str, Point]) -> Iterator[str]:
                 if policy in late:
                     pairs = zip(late[policy]["e2e"], point[policy]["e2e"], strict=False)  # Lag has one seed.
                     cells.append(_percent([a / b for a, b in pairs]))
-        rows.append([shape, *cells])
+        if cells:
+            rows.append([shape, *cells])
     names = ("kv tuned", "preble", OURS)
     yield table(["e2e over lag 0", *(f"{one}, {lag_ms} ms" for lag_ms in (5, 50) for one in names)], rows)
 
 
 def constants(points: Mapping[str, Point]) -> Iterator[str]:
-    """Yield a table of the mean latency with other constants, over all training loads of a strength."""
+    """Yield a table of the latency with other constants, over all training loads, and over those of a strength."""
     variants = list(dict.fromkeys(name for point in points.values() for name in point if name != OURS))
+    columns = [("e2e", "light"), ("e2e", "near"), ("e2e", "over"), ("ttft", None), ("ttft_p99", None)]
     rows = [
-        [one, *(f"{100 * (_gain(points, one, strength) - 1):+.2f} %" for strength in ("light", "near", "over"))]
+        [one, *(f"{100 * (_gain(points, one, strength, figure) - 1):+.2f} %" for figure, strength in columns)]
         for one in variants
     ]
-    yield table(["e2e, all training loads", "light", "near", "over"], rows)
+    yield table(["all training loads", "e2e, light", "e2e, near", "e2e, over", "TTFT", "TTFT p99"], rows)
 
 
 def left_out(points: Mapping[str, Point]) -> Iterator[str]:
@@ -131,10 +133,10 @@ def _shape(name: str) -> str:
     return name.rsplit(", ", 2)[0]
 
 
-def _gain(points: Mapping[str, Point], variant: str, strength: str | None = None) -> float:
+def _gain(points: Mapping[str, Point], variant: str, strength: str | None = None, figure: str = "e2e") -> float:
     """Return the geometric mean of a variant's latency over that of the constants in use."""
     found = [
-        log(mean(point[variant]["e2e"]) / mean(point[OURS]["e2e"]))
+        log(mean(point[variant][figure]) / mean(point[OURS][figure]))
         for name, point in points.items()
         if strength is None or f", {strength}, " in name
     ]

@@ -27,7 +27,7 @@ from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE, prefill_routing_request
 from dynamo.serving.embeddings import work_of
 from dynamo.serving.models import Models
-from dynamo.serving.phase_routing import computes_locally, prefill_set_of, reach_of
+from dynamo.serving.phase_routing import computes_locally, onward_costs, prefill_set_of, reach_of
 from dynamo.serving.preparation import prepared_of
 from dynamo.serving.request_headers import Headers, headed, metadata_of, new_id, with_headers
 from dynamo.serving.served_model import ServedModel
@@ -221,7 +221,12 @@ class ModelPicker:
             return prepared, None, frozenset()
         try:
             found = await served.choose(
-                prefill_routing_request(prepared), booking.request_id, booking.prefill_progress, frozenset(), metadata
+                prefill_routing_request(prepared),
+                booking.request_id,
+                booking.prefill_progress,
+                frozenset(),
+                metadata,
+                onward_costs(model, prepared, booking.request_id, served),
             )
         except WorkerUnavailable:
             if not may_stay_whole:

@@ -30,6 +30,8 @@ class Booking:
     discount: float
     """Blocks subtracted because the request is near its end."""
     booked_at: float
+    context: int = 0
+    """Blocks of its prompt and output, shared or not."""
 
 
 class ActiveLoad:
@@ -40,6 +42,8 @@ class ActiveLoad:
         self.prefill_tokens = array("q")
         self.blocks = array("d")
         self.requests = array("q")
+        self.contexts = array("q")
+        """Blocks that the requests read in a decode step: a shared block once for each of them."""
         self._shares = shares_blocks
         self._expiry_s = expiry_s
         self._prompts = PromptTree()
@@ -59,6 +63,7 @@ class ActiveLoad:
             self.prefill_tokens.append(0)
             self.blocks.append(0)
             self.requests.append(0)
+            self.contexts.append(0)
 
     def overlap(self, blocks: bytes) -> list[tuple[int, int]]:
         """Return pairs of (blocks from the start, slots as bits whose requests share exactly that many)."""
@@ -94,7 +99,9 @@ class ActiveLoad:
             self.blocks[slot] += own
         self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
-        self._bookings[request_id] = Booking(slot, prefill_tokens, end, own, 0.0, now)
+        context = len(blocks) // WIDTH if tracks_blocks else 0
+        self.contexts[slot] += context
+        self._bookings[request_id] = Booking(slot, prefill_tokens, end, own, 0.0, now, context)
         if self.decay is not None and prefill_s is not None and prefill_tokens:
             self.decay.add(slot, request_id, prefill_tokens, prefill_s, now)
 
@@ -136,6 +143,8 @@ class ActiveLoad:
         if booking is None:
             return False
         booking.blocks += 1
+        booking.context += 1
+        self.contexts[booking.slot] += 1
         discount = 0.0
         if weight is not None:
             discount = (1.0 - min(1.0, max(0.0, weight))) * (booking.blocks + self._exclusive(booking))
@@ -153,6 +162,7 @@ class ActiveLoad:
             self.decay.remove(slot, request_id, now)
         self.prefill_tokens[slot] -= booking.prefill_tokens
         self.requests[slot] -= 1
+        self.contexts[slot] -= booking.context
         for node in up(booking.end):
             if node.marks[slot] > 1:
                 node.marks[slot] -= 1
@@ -187,6 +197,7 @@ class ActiveLoad:
         for slot in range(len(self.requests)):
             mine = [booking for booking in self._bookings.values() if booking.slot == slot]
             assert self.requests[slot] == len(mine), "requests are miscounted"
+            assert self.contexts[slot] == sum(one.context for one in mine), "contexts are miscounted"
             assert self.prefill_tokens[slot] == sum(one.prefill_tokens for one in mine), "tokens are miscounted"
             own = sum(one.blocks - one.discount for one in mine)
             shared = sum(len(node) for node in self._prompts if slot in node.marks)

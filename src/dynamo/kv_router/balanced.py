@@ -4,11 +4,15 @@ Upstream's cost weighs blocks to be computed against occupied blocks. It buys a 
 decoding afterwards: a worker with a popular prefix receives ever more requests. Here both are counted in seconds
 (measurements: docs/balanced.md):
 
-    own      = prefill pace x tokens of the prompt that are not cached                x  recompute weight
+    own      = prefill pace x tokens of the prompt that no tier has                   x  recompute weight
+    copy     = duration of the copy from host memory and disk                         x  COPY_WEIGHT
     wait     = prefill pace x prefill tokens ahead of it  x  QUEUE_DELAY_WEIGHT
     decode   = output x step(requests + 1, tokens + its own)
     others   = requests x (own x DECODING  +  output/2 x what it adds to a step)
     room     = missing cache blocks / blocks that finishing requests free per second  x  EVICTION_DELAY_WEIGHT
+
+A decode worker, whose prompts others compute, has `transfer` instead of the first three: the duration of the transfer of the blocks
+that it lacks x TRANSFER_WEIGHT. Both durations are learned (`kv_router.movement`).
 
 `step(n, t) = base + per request x n + per token x t` is the duration of one decode step. Requests in progress are on average
 half done, hence output/2. Long prompts therefore gather where they delay few requests, and short prompts where there is no
@@ -21,25 +25,23 @@ from dataclasses import dataclass, field
 
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads, positive
+from dynamo.kv_router.movement import Movement
+from dynamo.kv_router.regression import Regression
 
 SMOOTHING = 0.02
 """Weight of a new observation against all earlier ones: about fifty observations to adapt to a change."""
 STEP_MEMORY = 0.9995
 """Weight of a decode step after each later one: about two thousand steps are remembered."""
-RIDGE = 1e-3
-"""Weight of the initial paces in the regression; they decide only where all observed steps are alike."""
 SOLVE_EVERY = 64
 """Steps between two solutions of the regression: solving costs more than accumulating."""
-QUEUE_DELAY_WEIGHT = 4.0
-"""Requests that arrive while a queue lasts wait in it as well. Best value of 1 to 6 on the first half of the
-conversation trace."""
-RECOMPUTE_WEIGHT_MAX = 8.0
-"""A block computed twice is stored twice, displaces another one, and delays the prompts behind it. Values up to 16 are better
-for conversations of five turns and worse for short prompts with long common prefixes; other loads hardly change."""
-RECOMPUTE_WEIGHT_IDLE = 2.0
+QUEUE_DELAY_WEIGHT = 8.0
+"""Requests that arrive while a queue lasts wait in it as well. With 4, the p99 of the first token is 4 % higher on the training loads
+of docs/balanced.md (33 % on the recorded trace over saturation) and latency 0.4 % lower; with 12, it is 1 % lower and latency 0.5 % higher."""
+RECOMPUTE_WEIGHT_MAX = 12.0
+"""A block computed twice is stored twice, displaces another one, and delays the prompts behind it."""
+RECOMPUTE_WEIGHT_IDLE = 3.0
 """Weight while no worker computes a prompt: recomputation then delays the request itself only, and the next one with its prefix
-if its cache is full. On the training loads of docs/balanced.md 1 has 0.5 % less latency and 5 % more time to first token; 3 has 1 % more
-latency, 5 % of it with agents."""
+if its cache is full. With 4, and a maximum of 16, latency is 0.2 % higher on the training loads and the first token not earlier."""
 RECOMPUTE_FULL_SHARE = 0.4
 """Share of workers that compute a prompt from which the weight is at its maximum. Below, it grows with the square of the share:
 the probability that another prompt waits behind this one, and that its own recomputation is affected. 0.35 and 0.5 differ by
@@ -47,10 +49,15 @@ less than 1 % on all loads tried."""
 BUSY_SMOOTHING = 0.05
 """Weight of a decision's view of the workers against all earlier ones: about twenty decisions to adapt."""
 DECODING = 0.6
-"""Share of a worker's requests that a prefill delays; requests that are waiting themselves are not delayed. Best of
-0.6 to 1.5."""
+"""Share of a worker's requests that a prefill delays; requests that are waiting themselves are not delayed. With 1, latency is 0.3 %
+lower on the training loads, and the longest prompts of the recorded trace wait longer: its p99 of the first token is 17 % higher."""
 EVICTION_DELAY_WEIGHT = 6.0
 """Weight of the wait for free cache blocks, which delays every later request as well. Best of 1 to 30."""
+TRANSFER_WEIGHT = 4.0
+"""Weight of the transfer to a decode worker: it delays the first token. With 4 that comes 7 % earlier than without this term on the
+disaggregated training load, with 1 it comes 2 % earlier, and latency is the same."""
+COPY_WEIGHT = 3.0
+"""Weight of copies from host memory and disk: a copy delays the request and nothing else, as a prefill on an idle cluster does."""
 MAX_CACHE_FILL = 0.8
 """Usable part of a cache: answers are longer than estimated, and a request without free blocks preempts another one."""
 SPEED_DEAD_BAND = 0.2
@@ -60,8 +67,6 @@ SPEED_STEPS = 200
 """Steps of a rank before its own speed is used."""
 SPEED_SMOOTHING = 0.005
 """Weight of a step in a rank's speed."""
-SWEEPS = 8
-"""Sweeps over the three paces per solution; if they have not converged, the next solution continues from there."""
 
 
 @dataclass(slots=True)
@@ -79,13 +84,14 @@ class Pace:
     """Share of the workers that compute a prompt, smoothed over decisions."""
     uneven: dict[tuple[int, int], float] = field(default_factory=dict)
     """Duration of steps relative to the model of all ranks, of the ranks that differ."""
+    movement: Movement = field(default_factory=Movement)
+    """Duration of block movements."""
     _speeds: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """By rank: number of observed steps, and smoothed ratio of their duration to that of the model."""
     _prefill_tokens: float = 0.0
     _prefill_seconds: float = 0.0
-    _normal: list[float] = field(default_factory=lambda: [0.0] * 9)
-    """Age-weighted sums over decode steps, for n requests, t tokens, s seconds: 1, n, t, nn, nt, tt, s, ns, ts."""
-    _until_solved: int = SOLVE_EVERY
+    _steps: Regression = field(default_factory=lambda: Regression(STEP_MEMORY, SOLVE_EVERY, 100, 1e6))
+    """Decode steps by requests and tokens."""
 
     def step(self, requests: float, tokens: float) -> float:
         """Return the duration of one decode step in seconds."""
@@ -133,8 +139,9 @@ class Pace:
             self._prefill_seconds += max(0.0, seconds - decode) - SMOOTHING * self._prefill_seconds
             if self._prefill_seconds > 0:
                 self.prefill_token_s = self._prefill_seconds / self._prefill_tokens
-        elif requests > 0:
-            self._note(requests / 100, context_tokens / 1e6, seconds)
+        elif requests > 0 and self._steps.note(requests, context_tokens, seconds):
+            known = self.step_s, self.step_request_s, self.step_token_s
+            self.step_s, self.step_request_s, self.step_token_s = self._steps.solve(known)
 
     def _note_speed(self, rank: tuple[int, int], prefill: int, requests: int, context: int, seconds: float) -> None:
         """Update a rank's speed by the ratio of a step's duration to the expected one."""
@@ -150,40 +157,13 @@ class Pace:
         else:
             self.uneven.pop(rank, None)
 
-    def _note(self, requests: float, tokens: float, seconds: float) -> None:
-        sample = (
-            1.0,
-            requests,
-            tokens,
-            requests * requests,
-            requests * tokens,
-            tokens * tokens,
-            seconds,
-            requests * seconds,
-            tokens * seconds,
-        )
-        self._normal = [STEP_MEMORY * old + new for old, new in zip(self._normal, sample, strict=True)]
-        self._until_solved -= 1
-        if self._until_solved == 0:
-            self._until_solved = SOLVE_EVERY
-            self._learn()
 
-    def _learn(self) -> None:
-        """Solve for the paces; where the steps do not determine them, stay near the previous ones. None becomes negative."""
-        one, n, t, nn, nt, tt, s, ns, ts = self._normal
-        known = [self.step_s, self.step_request_s * 100, self.step_token_s * 1e6]
-        matrix = [[one, n, t], [n, nn, nt], [t, nt, tt]]
-        right = [s, ns, ts]
-        for at in range(3):
-            hold = RIDGE * matrix[at][at] + 1e-9
-            matrix[at][at] += hold
-            right[at] += hold * known[at]
-        found = known
-        for _ in range(SWEEPS):  # Gauss-Seidel with a lower bound: converges for this matrix and stays feasible.
-            for at in range(3):
-                rest = sum(matrix[at][other] * found[other] for other in range(3) if other != at)
-                found[at] = max(0.0, (right[at] - rest) / matrix[at][at])
-        self.step_s, self.step_request_s, self.step_token_s = found[0], found[1] / 100, found[2] / 1e6
+def initial_pace(weights: CostWeights) -> Pace:
+    """Return the paces before any observation; a copy from a lower tier takes what upstream's weight leaves of a prefill."""
+    pace = Pace()
+    pace.movement.tiers.first = max(0.0, 1 - weights.host_cache_hit_weight) * pace.prefill_token_s
+    pace.movement.tiers.second = max(0.0, 1 - weights.disk_cache_hit_weight) * pace.prefill_token_s
+    return pace
 
 
 def balanced_costs(
@@ -196,13 +176,15 @@ def balanced_costs(
     expected_output_tokens: int | None,
     capacity: Sequence[float],
     slowness: Sequence[float] | None = None,
+    far: Sequence[float] | None = None,
 ) -> list[float]:
     """Return the seconds that the request adds on each of the slots, in their order.
 
-    `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers.
+    `capacity`: cache blocks by slot; `slowness`: relative duration of steps by slot, None for equal workers; `far`: 1 for slots out of
+    the transfer domain of the worker that computed the prompt, else 0.
     """
     output = pace.output_of(expected_output_tokens)
-    found = [added_s(slot, load, prompt, weights, pace, block_size, output, capacity) for slot in slots]
+    found = [added_s(slot, load, prompt, weights, pace, block_size, output, capacity, far) for slot in slots]
     return found if slowness is None else [cost * slowness[slot] for slot, cost in zip(slots, found, strict=True)]
 
 
@@ -215,27 +197,37 @@ def added_s(
     block_size: int,
     output: float,
     capacity: Sequence[float],
+    far: Sequence[float] | None = None,
 ) -> float:
     """Return the seconds that the request adds on a rank of ordinary speed; `output`: expected tokens of its answer.
 
     The formula accepts arrays as well, as `cost.terms` does.
     """
-    saved = 1.0 * prompt.device.get(slot, 0)
-    saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
-    saved += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
-    saved += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
-    own = wait = 0.0
-    if weights.track_prefill_tokens:
-        own = pace.prefill_token_s * positive(prompt.tokens - saved * block_size)
-        wait = pace.prefill_token_s * load.prefill_tokens[slot] * QUEUE_DELAY_WEIGHT
-    blocks = float(prompt.blocks) - (prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0)
-    added = pace.step_request_s + pace.step_token_s * (blocks * block_size + output / 2)
+    tokens = prompt.tokens - 1.0 * block_size * prompt.device.get(slot, 0)
     requests = load.requests[slot]
-    tokens = load.blocks[slot] * block_size
-    step = pace.step(requests, tokens)
-    others = requests * (own * DECODING + output / 2 * added)
-    cost = own * pace.recompute_weight + wait + output * (step + added) + others
-    held = tokens + requests * pace.output_tokens / 2
-    missing = positive(held + blocks * block_size - MAX_CACHE_FILL * capacity[slot] * block_size) * (held > 0)
+    step = pace.step(requests, block_size * (load.contexts if len(load.contexts) else load.blocks)[slot])
+    added = pace.step_request_s + pace.step_token_s * (prompt.tokens + output / 2)
+    cost = output * (step + added) + requests * (output / 2 * added)
+    if weights.track_prefill_tokens:
+        if prompt.host or prompt.disk or prompt.shared_beyond:
+            host, disk = block_size * prompt.host.get(slot, 0), block_size * prompt.disk.get(slot, 0)
+            cost += COPY_WEIGHT * pace.movement.tiers.seconds(host, disk) * (host + disk > 0)
+            tokens -= host + disk + block_size * weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
+        own = pace.prefill_token_s * positive(tokens)
+        cost += own * (pace.recompute_weight + requests * DECODING)
+        cost += pace.prefill_token_s * QUEUE_DELAY_WEIGHT * load.prefill_tokens[slot]
+    else:  # Another worker computes the prompt.
+        cost += TRANSFER_WEIGHT * _transfer_s(
+            positive(tokens), prompt.tokens, pace.movement, 0 if far is None else far[slot]
+        )
+    held = load.blocks[slot] + requests * (pace.output_tokens / 2 / block_size)
+    shared = prompt.active.get(slot, 0) if weights.assume_kv_reuse else 0
+    missing = positive(held + float(prompt.blocks) - shared - MAX_CACHE_FILL * capacity[slot]) * (held > 0)
     # All held blocks are freed within the duration of one answer.
     return cost + EVICTION_DELAY_WEIGHT * missing / (held + (held == 0)) * pace.output_tokens * step
+
+
+def _transfer_s(missing: float, tokens: int, movement: Movement, far: float) -> float:
+    """Return the seconds to transfer a prompt of which the rank lacks `missing` tokens; `far`: 1 out of the domain, else 0."""
+    near_s = movement.near.seconds(missing, tokens - missing)
+    return near_s + far * (movement.far.seconds(missing, tokens - missing) - near_s)

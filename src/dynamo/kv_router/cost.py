@@ -28,6 +28,8 @@ class RankLoads:
     prefill_tokens: Sequence[float]
     blocks: Sequence[float]
     requests: Sequence[int]
+    contexts: Sequence[float] = ()
+    """Blocks that a decode step reads: a block that several requests share, once for each. Empty: as `blocks`."""
 
 
 @dataclass(slots=True)

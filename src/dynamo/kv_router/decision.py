@@ -44,7 +44,11 @@ class RouteRequest:
     dp_rank: int | None = None
     allowed: frozenset[int] | None = None
     required_taints: frozenset[str] = frozenset()
+    near_taint: str | None = None
+    """Taint of the workers in the transfer domain of the worker that computes its prompt; None if transfers have no domains."""
     preferred_taints: Mapping[str, float] = field(default_factory=dict)
+    onward: Mapping[str, float] = field(default_factory=dict)
+    """For a prefill worker: seconds that the request then costs its decode worker, by taint of the prefill worker."""
     overrides: dict[str, Any] | None = None
     expected_output_tokens: int | None = None
     priority_jump: float = 0.0
@@ -60,6 +64,8 @@ class RouteRequest:
     """Whether the session ends with this request."""
     shared: Runs = ()
     """Runs of its blocks in the shared cache."""
+    is_computed: bool = True
+    """For a decode worker: whether its prompt has been computed, so that its first token waits for the transfer only."""
     held: Mapping[Rank, tuple[int, int, int]] | None = None
     """Cached blocks by rank and tier from a remote index (`--use-remote-indexer`)."""
     sequence: bytes | None = None

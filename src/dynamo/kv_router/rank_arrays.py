@@ -229,10 +229,12 @@ class RankArrays:
         expected_output_tokens: int | None,
         capacity: Sequence[float],
         slowness: Sequence[float] | None = None,
+        far: Sequence[float] | None = None,
     ) -> list[float]:
         """Return what `balanced.balanced_costs` returns."""
         limits, output = cast(Sequence[float], np.asarray(capacity)), pace.output_of(expected_output_tokens)
-        found: Any = added_s(ALL, _as_arrays(load), prompt, weights, pace, block_size, output, limits)
+        outside = None if far is None else cast(Sequence[float], np.asarray(far))
+        found: Any = added_s(ALL, _as_arrays(load), prompt, weights, pace, block_size, output, limits, outside)
         return self._at(slots, found if slowness is None else found * np.asarray(slowness))
 
     def scaled(
@@ -279,7 +281,8 @@ class RankArrays:
 
 def _as_arrays(load: RankLoads) -> RankLoads:
     """Return the same loads as arrays, on the same memory."""
-    return RankLoads(*(cast(Any, np.asarray(one)) for one in (load.prefill_tokens, load.blocks, load.requests)))
+    loads = (load.prefill_tokens, load.blocks, load.requests, load.contexts)
+    return RankLoads(*(cast(Any, np.asarray(one)) for one in loads))
 
 
 def _spread(depths: Sequence[tuple[int, int]], size: int) -> Floats:

@@ -21,7 +21,7 @@ from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Over
 from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
-from dynamo.kv_router.balanced import Pace, balanced_costs
+from dynamo.kv_router.balanced import balanced_costs, initial_pace
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, taint_factor
 from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts, ranks_of
@@ -73,7 +73,7 @@ class Router:
             self.predicted = Predicted(ttl_s=config.predicted_ttl_s)
         self.affinity = None if config.affinity_ttl_s is None else Affinity(config.affinity_ttl_s, config.affinity_mode)
         """Sessions and their workers."""
-        self.pace = Pace()
+        self.pace = initial_pace(config.weights)
         """Measured speed of the workers (policy `balanced`)."""
         self.prefill_model: PrefillModel | None = None
         """Duration of prefills, where their progress is estimated."""
@@ -163,6 +163,8 @@ class Router:
         slot = self._slots.pop(rank)
         self.pace.forget(rank)
         lost = self.active.drop(slot)
+        for request_id in lost:
+            self.pace.movement.drop(request_id)
         if self.affinity is not None:
             for request_id in lost:
                 self.affinity.finish(request_id, 0.0)
@@ -244,6 +246,8 @@ class Router:
     def expire(self, now: float) -> list[str]:
         """Drop requests and sessions that exceeded their idle time; return the requests' ids."""
         lost = self.active.expire(now)
+        for request_id in lost:
+            self.pace.movement.drop(request_id)
         if self.affinity is not None:
             for request_id in lost:
                 self.affinity.finish(request_id, now)
@@ -254,8 +258,10 @@ class Router:
         """Remove a queued request, counted as expired if it `is_late`. Return False if it is not queued."""
         return bool(self.waiting.remove(lambda one: one.request_id == request_id, is_late=is_late))
 
-    def prefilled(self, request_id: str, now: float | None = None) -> bool:
-        """Record the first token of a request."""
+    def prefilled(self, request_id: str, now: float | None = None, error_s: float = 0.0) -> bool:
+        """Record the first token of a request, which arrived up to `error_s` seconds before `now`."""
+        if now is not None:
+            self.pace.movement.first_token(request_id, now, error_s)
         return self.active.prefilled(request_id, now)
 
     def grow(self, request_id: str, weight: float | None = None) -> bool:
@@ -266,6 +272,7 @@ class Router:
         """Remove a finished request. Return False if it is unknown, for example because it had ended before."""
         if self.affinity is not None:
             self.affinity.finish(request_id, now)
+        self.pace.movement.drop(request_id)
         return self.active.finish(request_id, now or None)
 
     def book(self, request_id: str, rank: Rank, route_request: RouteRequest, now: float) -> bool:
@@ -507,7 +514,7 @@ class Router:
         tokens: array[int] | array[float] = active.prefill_tokens[:]
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
-        load = RankLoads(tokens, active.blocks[:], active.requests[:])
+        load = RankLoads(tokens, active.blocks[:], active.requests[:], active.contexts[:])
         found = self._costs(route_request, slots, load, prompt, weights)
         pick = choose if self._arrays is None else self._arrays.choose
         place = pick(found, weights.router_temperature, self._rng)
@@ -547,11 +554,17 @@ class Router:
         block_size, arrays = self.config.block_size, self._arrays
         if self.config.policy == "balanced":
             balanced = balanced_costs if arrays is None else arrays.balanced_costs
-            output, pace, slowness = route_request.expected_output_tokens, self.pace, self._slowness()
-            found = balanced(slots, load, prompt, weights, pace, block_size, output, self._capacity, slowness)
+            output, pace = route_request.expected_output_tokens, self.pace
+            slowness, far = self._slowness(), self._far(route_request)
+            found = balanced(slots, load, prompt, weights, pace, block_size, output, self._capacity, slowness, far)
         else:
             found = (costs if arrays is None else arrays.costs)(slots, load, prompt, weights, block_size)
-        preferred = route_request.preferred_taints
+        onward, preferred = route_request.onward, route_request.preferred_taints
+        if onward:
+            further = (
+                max((onward[one] for one in self._taints_of(slot) if one in onward), default=0.0) for slot in slots
+            )
+            found = [cost + more for cost, more in zip(found, further, strict=True)]
         if not preferred:
             return found
         if arrays is not None:
@@ -575,15 +588,42 @@ class Router:
                 found[slot] = ratio
         return found
 
+    def _far(self, route_request: RouteRequest) -> list[float] | None:
+        """Return 1 for slots out of the transfer domain of the worker that computes the prompt; None without domains."""
+        near = route_request.near_taint
+        if near is None:
+            return None
+        found = [0.0] * len(self._capacity)
+        for slot in self._ranks:
+            found[slot] = float(near not in self._taints_of(slot))
+        return found
+
+    def _learn_from(self, route_request: RouteRequest, slot: int, decision: Decision, now: float) -> None:
+        """Update what the policy `balanced` learns from a decision."""
+        seen, pace = decision.snapshot, self.pace
+        load, size = seen.load, self.config.block_size
+        step = pace.step(load.requests[slot] + 1, load.contexts[slot] * size)
+        name, movement = route_request.request_id, pace.movement
+        if not seen.weights.track_prefill_tokens:
+            if route_request.is_computed:
+                held = min(decision.device_blocks * size, route_request.tokens)
+                near = route_request.near_taint
+                is_far = near is not None and near not in self._taints_of(slot)
+                times = movement.far if is_far else movement.near
+                movement.sent(name, times, route_request.tokens - held, held, step, now)
+            return
+        if self._arrays is None:
+            computing = sum(load.prefill_tokens[slot] > 0 for slot in self._ranks)
+        else:
+            computing = self._arrays.computing(load.prefill_tokens)
+        pace.observe_busy(computing / len(self._ranks))
+        if self.index.lower and not load.prefill_tokens[slot]:
+            host, disk = decision.host_blocks * size, decision.disk_blocks * size
+            expected = pace.prefill_token_s * self._uncached(seen.prompt, slot, seen.weights) + step
+            movement.sent(name, movement.tiers, host, disk, expected, now)
+
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
-        if self.config.policy == "balanced":
-            tokens = decision.snapshot.load.prefill_tokens
-            if self._arrays is None:
-                computing = sum(tokens[slot] > 0 for slot in self._ranks)
-            else:
-                computing = self._arrays.computing(tokens)
-            self.pace.observe_busy(computing / len(self._ranks))
         if self.affinity is not None and route_request.session is not None:
             if route_request.is_last:
                 self.affinity.end(route_request.session)
@@ -596,6 +636,8 @@ class Router:
             else:
                 self.sessions.note(route_request.session, route_request.blocks)
         slot = self._slots[(decision.worker_id, decision.dp_rank)]
+        if self.config.policy == "balanced":
+            self._learn_from(route_request, slot, decision, now)
         self._book_slot(
             route_request.request_id, slot, route_request, decision.snapshot.prompt, now, decision.snapshot.weights
         )
@@ -635,10 +677,14 @@ class Router:
         return self._uncached(decision.snapshot.prompt, slot, decision.snapshot.weights)
 
     def _uncached(self, prompt: Prompt, slot: int, weights: CostWeights) -> int:
-        """Return the tokens to be computed; a block in a slower tier saves a fraction of a block."""
+        """Return the tokens to be computed.
+
+        A block in a slower tier saves a fraction of a block; a whole one with `balanced`, which counts its copy separately.
+        """
+        is_whole = self.config.policy == "balanced"
         cached = float(prompt.device.get(slot, 0))
-        cached += weights.host_cache_hit_weight * prompt.host.get(slot, 0)
-        cached += weights.disk_cache_hit_weight * prompt.disk.get(slot, 0)
+        cached += (1.0 if is_whole else weights.host_cache_hit_weight) * prompt.host.get(slot, 0)
+        cached += (1.0 if is_whole else weights.disk_cache_hit_weight) * prompt.disk.get(slot, 0)
         if prompt.shared_beyond:
             cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
         return max(0, prompt.tokens - round(cached * self.config.block_size))

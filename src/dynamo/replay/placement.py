@@ -75,7 +75,7 @@ class PlacementPolicy(Protocol):
         """Remove a queued request that waited too long."""
         ...
 
-    def prefilled(self, request_id: str) -> None:
+    def prefilled(self, request_id: str, now_s: float) -> None:
         """Record the first token of a request."""
         ...
 
@@ -189,8 +189,8 @@ class KvPlacement:
     def withdraw(self, request_id: str) -> None:
         self.router.withdraw(request_id, is_late=True)
 
-    def prefilled(self, request_id: str) -> None:
-        self.router.prefilled(request_id)
+    def prefilled(self, request_id: str, now_s: float) -> None:
+        self.router.prefilled(request_id, now_s)
 
     def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
         self.router.finish(request_id, now_s)
@@ -257,7 +257,7 @@ class SimplePlacement:
     def withdraw(self, request_id: str) -> None:
         pass
 
-    def prefilled(self, request_id: str) -> None:
+    def prefilled(self, request_id: str, now_s: float) -> None:
         pass
 
     def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:

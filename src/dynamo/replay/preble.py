@@ -82,7 +82,7 @@ class PreblePlacement:
     def withdraw(self, request_id: str) -> None:
         pass
 
-    def prefilled(self, request_id: str) -> None:
+    def prefilled(self, request_id: str, now_s: float) -> None:
         pass
 
     def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:

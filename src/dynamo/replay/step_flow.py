@@ -51,7 +51,7 @@ class StepFlow:
         for sequence in result.prefilled:
             flight = sequence.owner
             if is_serving:
-                fleet.placement.prefilled(flight.key)
+                fleet.placement.prefilled(flight.key, now_ms / 1000)
             if flight.is_prefilling:
                 continue
             if flight.first_ms < 0:

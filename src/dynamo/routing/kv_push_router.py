@@ -31,7 +31,7 @@ from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRe
 from dynamo.kv_router.runs import pack
 from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.protocols.discovery import EndpointId
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PrefillResult, PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.routing.kv_peers import hint_of, peers_of, with_hint
 from dynamo.routing.metrics import KvRouterMetrics, SharedCacheMetrics
@@ -39,7 +39,7 @@ from dynamo.routing.remote_indexer import RemoteIndexer
 from dynamo.routing.shared_cache import SharedCache
 from dynamo.routing.sync.affinity_sync import AffinitySync
 from dynamo.routing.sync.replica_sync import ReplicaSync
-from dynamo.routing.topology import taints_of
+from dynamo.routing.topology import near_taint_of, taints_of
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.metric_labels import worker_labels
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
@@ -136,6 +136,8 @@ class KvPushRouter:
         self._endpoint = endpoint
         self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint, runtime.instance_id, self.machine, worker_type)
         self._prefilling: dict[str, RequestProgress] = {}
+        self._refreshed_s = 0.0
+        """Time at which the requests without first token were last looked at."""
         self._growing: dict[str, tuple[RequestProgress, int]] = {}
         """With output blocks tracked: progress and counted blocks by request."""
         self._waiting: dict[str, tuple[asyncio.Future[Decision], RequestProgress]] = {}
@@ -257,13 +259,15 @@ class KvPushRouter:
         avoid: Collection[int] = (),
         busy: Collection[int] = (),
         metadata: Mapping[str, str] | None = None,
+        onward: Mapping[str, float] | None = None,
     ) -> Decision:
         """Choose the worker and rank for a request and count it there until `release`.
 
-        Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
+        `onward`: see `RouteRequest`. Raises the errors of `Router.place`, and `Overloaded` for a request that waited too long.
         """
         began = time.perf_counter()
         route_request = self.to_route_request(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
+        route_request.onward = onward or {}
         return await self.place(route_request, progress, time.perf_counter() - began)
 
     async def place(self, route_request: RouteRequest, progress: RequestProgress, hashing_s: float = 0.0) -> Decision:
@@ -380,6 +384,8 @@ class KvPushRouter:
             route_request.session = context["session_id"]
             route_request.is_last = context.get("session_final") is True
         route_request.overrides = request.router_config_override
+        route_request.is_computed = isinstance(request.prefill_result, PrefillResult)
+        route_request.near_taint = near_taint_of(route_request.preferred_taints)
         route_request.avoid = frozenset(avoid)
         route_request.busy = frozenset(busy)
         if metadata:
@@ -443,12 +449,13 @@ class KvPushRouter:
         machine = self.machine
         if self._prefilling:
             done = [request_id for request_id, progress in self._prefilling.items() if progress.tokens]
-            now = self._clock.now() if done else None
+            now = self._clock.now()
             for request_id in done:
                 del self._prefilling[request_id]
-                machine.prefilled(request_id, now)
+                machine.prefilled(request_id, now, now - self._refreshed_s)
                 if self.sync is not None:
                     self.sync.prefilled(request_id)
+            self._refreshed_s = now
         if self._growing:
             size = self.config.block_size
             for request_id, (progress, counted) in self._growing.items():

@@ -9,7 +9,7 @@ while the worker starts, so it waits for the file of the transfer domain.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -122,6 +122,11 @@ def taints_of(config: RuntimeConfig) -> frozenset[str]:
 def topology_taint(domain: str, value: str) -> str:
     """Return the taint of a domain value."""
     return f"{TOPOLOGY_TAINTS}{domain}={value}"
+
+
+def near_taint_of(preferred: Iterable[str]) -> str | None:
+    """Return the taint of the workers within the prefill worker's transfer domain, given those that the request prefers."""
+    return next((taint for taint in preferred if taint.startswith(TOPOLOGY_TAINTS)), None)
 
 
 def transfer_constraints(prefill: RuntimeConfig) -> tuple[frozenset[str], dict[str, float]]:

@@ -6,13 +6,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.core.errors import DynamoException
-from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.routing.prefill_plan import PrefillFacts, prefill_routing_request
+import msgspec
+
+from dynamo.core.errors import DynamoException, NotReady
+from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.routing.prefill_plan import DECODE_OVERRIDE, PrefillFacts, prefill_routing_request
 from dynamo.routing.topology import taints_of, transfer_constraints
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
+
+DOMAINS_MAX = 16
+"""Transfer domains that are compared: each costs a decision about the decode worker."""
+UNREACHABLE_S = 1e6
+"""Cost of a domain without an eligible decode worker."""
 
 
 def prefill_set_of(model: ServedModel) -> ServedModel | None:
@@ -91,3 +98,38 @@ def reach_of(model: ServedModel, request: PreprocessedRequest, prefill: ServedMo
         worker for worker, its in cards.items() if its is None or not required <= taints_of(its.runtime_config)
     )
     return Reach(given, out_of_reach, sorted(required), is_empty=bool(cards) and out_of_reach == cards.keys())
+
+
+def onward_costs(
+    model: ServedModel, request: PreprocessedRequest, request_id: str, prefill: ServedModel
+) -> dict[str, float]:
+    """Return the seconds that a request costs its best decode worker, by the transfer domain of the prefill worker.
+
+    Empty if the choice of the prefill worker does not affect that of the decode worker, because there are not several domains, or if
+    the routers do not count in seconds.
+    """
+    decode = model.current.kv
+    if decode is None or prefill.kv is None or {decode.config.policy, prefill.kv.config.policy} != {"balanced"}:
+        return {}
+    domains: dict[str, int] = {}
+    for worker in prefill.worker_ids():
+        card = prefill.card_of(worker)
+        try:
+            required, preferred = (frozenset[str](), {}) if card is None else transfer_constraints(card.runtime_config)
+        except NotReady:
+            continue  # Sending the request there reports it.
+        for taint in (*required, *preferred):
+            domains.setdefault(taint, worker)
+    if not 1 < len(domains) <= DOMAINS_MAX:
+        return {}
+    found = {}
+    for taint, worker in domains.items():
+        reach = reach_of(model, request, prefill, worker)
+        routing = msgspec.structs.replace(request.routing or Routing(), routing_constraints=reach.constraints)
+        after = msgspec.structs.replace(request, routing=routing, router_config_override=dict(DECODE_OVERRIDE))
+        try:
+            found[taint] = decode.peek(after, request_id, avoid=reach.out_of_reach).cost
+        except DynamoException as error:
+            logger.debug("request %s: no decode worker for %s: %s", request_id, taint, error)
+            found[taint] = UNREACHABLE_S
+    return found

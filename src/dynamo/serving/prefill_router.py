@@ -29,7 +29,7 @@ from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRe
 from dynamo.routing.prefill_plan import decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.migration import SENDS_MAX, Attempts, Dispatch, Sent, connection_broke, more_informative
-from dynamo.serving.phase_routing import computes_locally, prefill_set_of, reach_of
+from dynamo.serving.phase_routing import computes_locally, onward_costs, prefill_set_of, reach_of
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
 
@@ -271,7 +271,12 @@ class DisaggregatedDispatch(Dispatch):
         self.prefill = phase  # A client that disconnects removes it from the queue.
         try:
             found = await served.choose(
-                prefill_routing_request(self._request), self._request_id, phase, exclude, self._metadata
+                prefill_routing_request(self._request),
+                self._request_id,
+                phase,
+                exclude,
+                self._metadata,
+                onward_costs(self._model, self._request, self._request_id, served),
             )
         except Overloaded as error:
             if served in self._model.current.prefill_sets:

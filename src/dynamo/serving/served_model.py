@@ -344,14 +344,16 @@ class ServedModel:
         progress: RequestProgress,
         exclude: frozenset[int],
         metadata: Mapping[str, str],
+        onward: Mapping[str, float] | None = None,
     ) -> "tuple[ServedModel, Decision] | None":
         """Return the set and the KV router's decision; None without a KV router.
 
+        `onward`: for prefill workers, costs of the decode phase (`phase_routing.onward_costs`).
         `release` the request in the router when it ends or moves. Raise the errors of the router.
         """
         successor = self.current
         if successor is not self:
-            return await successor.choose(request, request_id, progress, exclude, metadata)
+            return await successor.choose(request, request_id, progress, exclude, metadata, onward)
         if self.kv is None:
             return None
         unsound, avoid = self.client.unsound(), self._excluded
@@ -365,6 +367,7 @@ class ServedModel:
                 avoid=avoid,
                 busy=self._too_busy(exclude),
                 metadata=metadata,
+                onward=onward,
             )
         except NoMatchingWorker:
             raise

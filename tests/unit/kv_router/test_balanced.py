@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynamo.kv_router.balanced import Pace, balanced_costs
+from dynamo.kv_router.balanced import TRANSFER_WEIGHT, Pace, balanced_costs
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads
+from dynamo.kv_router.movement import Movement
 
 BLOCK = 16
 
@@ -32,19 +33,19 @@ def prompt(tokens: int, **device: int) -> Prompt:
 
 def test_recompute_weight_grows_with_the_share_of_busy_workers() -> None:
     pace = Pace()
-    assert pace.recompute_weight == 2
+    assert pace.recompute_weight == 3
     weights = []
     for _ in range(200):
         pace.observe_busy(0.2)
         weights.append(pace.recompute_weight)
     assert weights == sorted(weights)
-    assert weights[-1] == pytest.approx(2 + 6 / 4, rel=0.01)
+    assert weights[-1] == pytest.approx(3 + 9 / 4, rel=0.01)
     for _ in range(200):
         pace.observe_busy(1.0)
-    assert pace.recompute_weight == 8
+    assert pace.recompute_weight == 12
     for _ in range(400):
         pace.observe_busy(0.0)
-    assert pace.recompute_weight == pytest.approx(2, abs=0.01)
+    assert pace.recompute_weight == pytest.approx(3, abs=0.01)
 
 
 def test_balanced_cost_prefers_cached_blocks() -> None:
@@ -70,14 +71,34 @@ def test_balanced_cost_accepts_some_load_for_cached_blocks() -> None:
 
 def test_balanced_cost_ignores_prefill_where_it_is_not_tracked() -> None:
     weights = CostWeights(track_prefill_tokens=False)
-    one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
+    one, other = costs(RankLoads([0, 90_000], [10, 10], [2, 2]), prompt(1600), weights)
     assert one == other
+
+
+def test_balanced_cost_of_a_decode_worker_falls_with_the_blocks_that_it_has() -> None:
+    weights = CostWeights(track_prefill_tokens=False)
+    holder, other = costs(RankLoads([0, 0], [10, 10], [2, 2]), prompt(1600, s0=50), weights)
+    assert other - holder == pytest.approx(TRANSFER_WEIGHT * 800 * Movement().near.first)
+
+
+def test_balanced_cost_orders_device_host_disk_and_recomputation() -> None:
+    idle = RankLoads([0] * 4, [0] * 4, [0] * 4)
+    found = costs(idle, Prompt(1600, 100, {0: 80}, {1: 80}, {2: 80}, {}, {}))
+    assert found == sorted(found)
+    assert len(set(found)) == 4
 
 
 def test_balanced_cost_weights_load_by_expected_output_length() -> None:
     load = RankLoads([0, 0], [9000, 100], [50, 1])
     short, long = (costs(load, prompt(160), output=tokens) for tokens in (10, 1000))
     assert long[0] - long[1] > short[0] - short[1] > 0
+
+
+def test_balanced_cost_counts_what_a_step_reads_for_each_request() -> None:
+    """Blocks in common occupy memory once, but every request reads them."""
+    load = RankLoads([0, 0], [100, 100], [5, 5], [500, 100])
+    crowded, other = costs(load, prompt(1600))
+    assert crowded > other
 
 
 def test_balanced_cost_of_a_full_cache_grows_with_the_missing_blocks() -> None:

@@ -77,7 +77,7 @@ overlaps = st.dictionaries(slots, st.integers(1, 5), max_size=3)
 def test_cost_fast_path_equals_the_general_path(
     tokens: int, load: list[tuple[int, int, int]], held: tuple[dict[int, int], ...], weights: CostWeights
 ) -> None:
-    state = RankLoads(*zip(*load, strict=True))  # type: ignore[arg-type]
+    state = RankLoads(*zip(*load, strict=True))
     device, host, disk, shared, active = held
     requested = Prompt(tokens, tokens // BLOCK, device, host, disk, shared, active)
     least = min(state.prefill_tokens)

@@ -290,6 +290,72 @@ def test_kv_router_balanced_policy_spreads_a_popular_prefix_when_its_worker_is_l
     assert counts[1] > 0 < counts[2]
 
 
+REMOTE = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
+
+
+def test_kv_router_balanced_learns_the_duration_of_transfers_by_domain() -> None:
+    router = make(0, policy="balanced")
+    for worker_id, zone in ((1, "a"), (2, "b")):
+        taints = frozenset({f"dynamo.topology/zone={zone}"})
+        router.set_worker(WorkerFacts(worker_id, kv_blocks=50_000, taints=taints))
+    lengths = [400, 4000, 1200, 8000, 2400]
+    for at in range(200):
+        tokens, now = [at * 10_000 + one for one in range(lengths[at % 5])], at * 10.0
+        requested = route_request("r", tokens, worker_id=at % 2 + 1, overrides=REMOTE)
+        requested.near_taint = "dynamo.topology/zone=a"
+        router.place(requested, now)
+        pace_s = (1e-5, 9e-5)[at % 2]
+        router.prefilled("r", now + len(tokens) * pace_s + router.pace.step(1, 0))
+        router.finish("r", now + 9)
+    movement = router.pace.movement
+    assert movement.near.first == pytest.approx(1e-5, rel=0.1)
+    assert movement.far.first == pytest.approx(9e-5, rel=0.1)
+    for zone, worker_id in (("a", 1), ("b", 2)):
+        requested = route_request("s", list(range(4000)), overrides=REMOTE, near_taint=f"dynamo.topology/zone={zone}")
+        assert placed(router, requested, 5000).worker_id == worker_id
+        router.finish("s", 5001)
+
+
+def test_kv_router_balanced_decode_worker_with_cached_blocks_needs_a_shorter_transfer() -> None:
+    router = make(3, policy="balanced")
+    router.apply(stored(2, PROMPT[:36]))
+    assert placed(router, route_request("a", PROMPT, overrides=REMOTE)).worker_id == 2
+
+
+def test_kv_router_balanced_does_not_learn_transfers_from_prompts_that_are_still_computed() -> None:
+    router = make(1, policy="balanced")
+    placed(router, route_request("a", PROMPT, overrides=REMOTE, is_computed=False))
+    assert not len(router.pace.movement)
+    placed(router, route_request("b", PROMPT, overrides=REMOTE))
+    assert len(router.pace.movement) == 1
+
+
+def test_kv_router_balanced_learns_the_duration_of_copies_from_host_memory() -> None:
+    """Slow copies are no longer preferred to a prefill; fast ones are."""
+    for pace_s, chosen in ((1e-6, 2), (9e-5, 1)):
+        router = make(1, policy="balanced")
+        router.set_worker(WorkerFacts(2))
+        for at in range(400):
+            first = 100_000 + at * 1000
+            tokens = list(range(first, first + (40, 400)[at % 2]))
+            router.apply(stored(2, tokens[: (at % 5) * 8], "host_pinned"))
+            decision = placed(router, route_request("r", tokens, worker_id=2), at)
+            uncached = len(tokens) - decision.host_blocks * BLOCK
+            took = decision.host_blocks * BLOCK * pace_s + uncached * router.pace.prefill_token_s
+            router.prefilled("r", at + took + router.pace.step(1, 0))
+            router.finish("r", at + 0.9)
+        assert router.pace.movement.tiers.first == pytest.approx(pace_s, rel=0.2, abs=1e-6)
+        router.apply(stored(2, PROMPT, "host_pinned"))
+        assert placed(router, route_request("s", PROMPT), 1e4).worker_id == chosen
+
+
+def test_kv_router_balanced_counts_blocks_in_host_memory_as_computed() -> None:
+    router = make(1, policy="balanced")
+    router.apply(stored(1, PROMPT[:20], "host_pinned"))
+    placed(router, route_request("a", PROMPT))
+    assert router.loads()[1, 0][0] == 20
+
+
 def test_kv_router_index_dump_restores_an_equal_index() -> None:
     router = make(2)
     for worker_id, length in ((1, 40), (2, 16)):
@@ -312,9 +378,11 @@ def test_kv_router_index_dump_restores_an_equal_index() -> None:
 class RouterMachine(RuleBasedStateMachine):
     """Workers that start and stop, and requests in any phase."""
 
+    config: dict[str, Any] = {}
+
     def __init__(self) -> None:
         super().__init__()
-        self.router = make(0, queue_threshold=0.5)
+        self.router = make(0, queue_threshold=0.5, **self.config)
         self.count = 0
         self.under_way: dict[str, int] = {}
         self.waiting: set[str] = set()
@@ -338,12 +406,14 @@ class RouterMachine(RuleBasedStateMachine):
     def publish_event(self, worker: int, length: int, rank: int) -> None:
         self.router.apply(stored(worker, PROMPT[:length], dp_rank=rank))
 
-    @rule(length=st.integers(0, 40), pinned=st.none() | st.integers(1, 4))
-    def request(self, length: int, pinned: int | None) -> None:
+    @rule(length=st.integers(0, 40), pinned=st.none() | st.integers(1, 4), is_remote=st.booleans())
+    def request(self, length: int, pinned: int | None, *, is_remote: bool) -> None:
         self.count += 1
         name = f"r{self.count}"
+        overrides = {"track_prefill_tokens": False} if is_remote else None
+        requested = route_request(name, PROMPT[:length], worker_id=pinned, overrides=overrides)
         try:
-            decision = self.router.place(route_request(name, PROMPT[:length], worker_id=pinned), self.now)
+            decision = self.router.place(requested, self.now)
         except (NotReady, InvalidArgument):
             assert not self.router.workers or pinned not in self.router.workers
             return
@@ -363,7 +433,7 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
         if self.under_way:
-            self.router.prefilled(data.draw(st.sampled_from(sorted(self.under_way))))
+            self.router.prefilled(data.draw(st.sampled_from(sorted(self.under_way))), self.now)
 
     @rule()
     def admit(self) -> None:
@@ -379,10 +449,21 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.validate()
         assert len(self.router.active) == len(self.under_way)
         assert len(self.router.waiting) == len(self.waiting)
+        assert len(self.router.pace.movement) <= len(self.under_way), "a request that ended is remembered"
+        for times in (self.router.pace.movement.near, self.router.pace.movement.tiers):
+            assert min(times.constant, times.first, times.second) >= 0
+
+
+class BalancedRouterMachine(RouterMachine):
+    """The same with the policy `balanced`, which learns from first tokens."""
+
+    config: dict[str, Any] = {"policy": "balanced"}
 
 
 RouterMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+BalancedRouterMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestRouterMachine = RouterMachine.TestCase
+TestBalancedRouterMachine = BalancedRouterMachine.TestCase
 
 
 def test_kv_router_weights_equal_those_of_released_dynamo() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cluster.memory import MemoryCluster
 from tests.settle import turns
@@ -17,9 +18,10 @@ from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.hicache import RUNTIME_KEY, ObjectEvent, page_names
 from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import EndpointId
-from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.engine import PrefillResult, PreprocessedRequest, Routing
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
 from dynamo.routing.kv_push_router import KvPushRouter, constraints_of, facts_of
+from dynamo.routing.prefill_plan import DECODE_OVERRIDE
 from dynamo.tokens.hashing import block_hashes, mixed_block_hashes, seed_of
 
 BLOCK = 4
@@ -71,6 +73,31 @@ async def harness() -> AsyncIterator[RouterHarness]:
     made = RouterHarness()
     yield made
     await made.close()
+
+
+async def test_kv_push_router_learns_transfers_where_the_prompt_is_computed() -> None:
+    """A request that is sent during its prefill waits for that too, so it is not learned from."""
+    harness = RouterHarness(policy="balanced")
+    override = dict(DECODE_OVERRIDE)
+    computed = msgspec.structs.replace(
+        request(routing_constraints={"preferred_taints": {"dynamo.topology/zone=a": 0.5}}),
+        router_config_override=override,
+        prefill_result=PrefillResult(disaggregated_params={}),
+    )
+    routed = harness.router.to_route_request(computed, "a")
+    assert (routed.is_computed, routed.near_taint) == (True, "dynamo.topology/zone=a")
+    early = msgspec.structs.replace(request(), router_config_override=override)
+    assert not harness.router.to_route_request(early, "b").is_computed
+    progress = Progress()
+    movement = harness.router.machine.pace.movement
+    await harness.router.choose(early, "b", Progress())
+    await harness.router.choose(computed, "a", progress)
+    assert len(movement) == 1
+    progress.tokens = 1
+    harness.clock.advance(0.1)
+    harness.router.refresh()
+    assert not len(movement)
+    await harness.close()
 
 
 async def test_kv_push_router_sends_a_prompt_to_the_worker_that_caches_it(harness: RouterHarness) -> None:

@@ -10,7 +10,14 @@ from tests.settle import turns
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, NotReady
 from dynamo.protocols.model_card import RuntimeConfig
-from dynamo.routing.topology import Topology, read_domains, read_topology, taints_of, transfer_constraints
+from dynamo.routing.topology import (
+    Topology,
+    near_taint_of,
+    read_domains,
+    read_topology,
+    taints_of,
+    transfer_constraints,
+)
 
 
 def variables(mount: Path, **more: str) -> dict[str, str]:
@@ -129,3 +136,8 @@ def test_topology_does_not_restrict_a_worker_without_a_domain() -> None:
 def test_topology_refuses_a_contradictory_card(more: dict[str, str], message: str) -> None:
     with pytest.raises(NotReady, match=message):
         transfer_constraints(card(**more))
+
+
+def test_transfer_domain_is_the_preferred_taint_of_the_topology() -> None:
+    assert near_taint_of({"gpu": 0.5, "dynamo.topology/zone=a": 0.2}) == "dynamo.topology/zone=a"
+    assert near_taint_of({"gpu": 0.5}) is None
