@@ -282,7 +282,7 @@ def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
 
 
 def test_processes_sharing_a_port_are_all_in_one_scrape(tmp_path: Path) -> None:
-    with Cluster(tmp_path, "--http-workers", "2") as cluster:
+    with Cluster(tmp_path, "--http-workers", "2", "--router-mode", "kv") as cluster:
         cluster.mocker("--speedup-ratio", "0", "--max-model-len", "16384")
         wait_until(lambda: len(children(cluster)) == 2, "there never were two processes")
         for _ in range(12):
@@ -291,6 +291,11 @@ def test_processes_sharing_a_port_are_all_in_one_scrape(tmp_path: Path) -> None:
                     lambda http=fresh: http.post("/v1/chat/completions", json=CHAT).status_code == 200, "no answer"
                 )
         assert cluster.metric("dynamo_frontend_requests_total", status="success") == 12
+        sent = cluster.metric("dynamo_router_replica_sync_events_sent_total")
+        wait_until(
+            lambda: cluster.metric("dynamo_router_replica_sync_events_received_total") == sent > 0,
+            "the routers do not exchange their placements",
+        )
         victim = children(cluster)[0]
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: len(children(cluster)) == 2 and victim not in children(cluster), "it was not started again")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dynamo.console import routes as console_routes
 from dynamo.core import logging as logs
 from dynamo.core.codec import json_encode
-from dynamo.core.config import dump, setting, without_secrets
+from dynamo.core.config import dump, environ, setting, without_secrets
 from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
 from dynamo.core.interpreter import configure_interpreter
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SYNC_VARIABLE = "DYN_ROUTER_REPLICA_SYNC"
 PREFIX = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
 """Valid start of a metric's name."""
 FRONTEND_FD_LIMIT_TARGET = 8192  # The default of most systems, 1024, is less than the connections of a busy frontend.
@@ -79,7 +80,7 @@ def main() -> int:
     if is_parent:
         # A bound socket that does not listen reserves the port for the workers, and fails now if the port is in use.
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
-        return HttpWorkers(command, config.http_workers, drain_s(), api_keys(config).variables).run()
+        return HttpWorkers(command, config.http_workers, drain_s(), worker_variables(config)).run()
     import uvloop
 
     try:
@@ -90,6 +91,14 @@ def main() -> int:
                 str(error)
             ) from None  # With this status the parent ends instead of restarting the worker.
         raise
+
+
+def worker_variables(config: FrontendConfig) -> dict[str, str]:
+    """Return variables for the processes of one port: their keys, and that their KV routers exchange placements."""
+    own = dict(api_keys(config).variables)
+    if config.mode == RouterMode.KV.value and SYNC_VARIABLE not in environ():
+        own[SYNC_VARIABLE] = "true"  # The option on the command line, if given, has precedence.
+    return own
 
 
 def keys_of(config: FrontendConfig, shared_folder: str) -> Keys | None:
