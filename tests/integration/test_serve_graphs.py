@@ -179,7 +179,7 @@ def test_frontend_that_is_stuck_fails_the_status_and_logs_name_each_process(mach
     }
 
 
-def test_two_graphs_of_one_name_are_told_apart_by_their_ports(machine: Machine) -> None:
+def test_graphs_of_one_name_are_selected_by_their_ports(machine: Machine) -> None:
     machine.variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
     for index in range(2):
         machine.serve("--engine", "mocker", "--http-port", "0", "--name", "twin")
