@@ -100,7 +100,7 @@ class UsageRow:
     """Requests that this process adds to those in progress; negative: that have ended."""
 
 
-class Usage(Protocol):
+class KeyUsage(Protocol):
     """Storage of usage that several processes share."""
 
     def open(self, name: str) -> AbstractContextManager[UsageRow | None]:
@@ -110,7 +110,7 @@ class Usage(Protocol):
 class ApiCaller:
     """Owner of a key, with its usage."""
 
-    def __init__(self, limits: KeyLimits, usage: Usage | None = None) -> None:
+    def __init__(self, limits: KeyLimits, usage: KeyUsage | None = None) -> None:
         """`usage` is shared with other processes; None: this process is alone."""
         self.limits = limits
         self._usage = usage
@@ -213,7 +213,7 @@ class TooMuch(msgspec.Struct, frozen=True):
 class KeyRing:
     """All API keys."""
 
-    def __init__(self, entries: Iterable[KeyLimits] = (), usage: Usage | None = None) -> None:
+    def __init__(self, entries: Iterable[KeyLimits] = (), usage: KeyUsage | None = None) -> None:
         """Raise `ConfigError` for invalid entries. `usage` is shared with other processes."""
         self._usage = usage
         self._callers: dict[bytes, ApiCaller] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import Counter, MetricsRegistry
-from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, Usage, plain_keys, read_keys
+from dynamo.http.server.access import ApiCaller, KeyLimits, KeyRing, KeyUsage, plain_keys, read_keys
 from dynamo.http.server.cors import Cors
 from dynamo.serving.errors import ErrorAnswer
 
@@ -160,7 +160,7 @@ class Keys:
     """Keys of the command line, and those of a file that is reread when it changes."""
 
     def __init__(
-        self, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: Usage | None = None
+        self, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: KeyUsage | None = None
     ) -> None:
         """Raise `ConfigError`, also for a file without keys if the command line gives none."""
         self._given = plain_keys(given, admin)
@@ -173,7 +173,7 @@ class Keys:
 
     @classmethod
     def of(
-        cls, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: Usage | None = None
+        cls, given: Sequence[str], path: str | None, admin: Sequence[str] = (), usage: KeyUsage | None = None
     ) -> "Keys | None":
         """Return the keys, None if no key option is set. Raise `ConfigError`."""
         return cls(given, path, admin, usage) if given or admin or path is not None else None
