@@ -33,6 +33,8 @@ UNBOUNDED = {
     "vllm": "protected: for subclasses of its connector",
 }
 """Libraries without an upper bound, with the reason."""
+DOCUMENTED = {"_exit"}
+"""Names that only look private: `os._exit`."""
 
 
 def is_private(name: str) -> bool:
@@ -53,7 +55,7 @@ def own_names(trees: list[ast.Module]) -> Iterator[str]:
 
 def private_uses(trees: list[ast.Module]) -> set[str]:
     """Yield private names that the modules use and do not define, and private modules that they import."""
-    own = set(own_names(trees))
+    own = set(own_names(trees)) | DOCUMENTED
     found: set[str] = set()
     for node in (node for one in trees for node in ast.walk(one)):
         match node:

@@ -6,6 +6,10 @@ import pytest
 from tests.house.source import MODULES, ROOT, SOURCE, relative
 
 COVERED_BY = {
+    "replay/cluster_state.py": "unit/replay/test_cluster.py",
+    "replay/request_flow.py": "unit/replay/test_cluster.py",
+    "replay/step_flow.py": "unit/replay/test_cluster.py",
+    "replay/worker_flow.py": "unit/replay/test_cluster.py",
     "kv_router/prompt_lookup.py": "unit/kv_router/test_router.py",
     "api/responses/fitting.py": "unit/http/routes/test_responses.py",
     "_core/backend.py": "unit/common/backend/test_bindings.py",
@@ -80,7 +84,6 @@ COVERED_BY = {
     "operator/reconcile/graph_status.py": "unit/operator/reconcile/test_graph.py",
     "operator/reconcile/names.py": "unit/operator/reconcile/test_pods.py",
     "operator/reconcile/plan.py": "unit/operator/reconcile/test_graph.py",
-    "serving/phase_routing.py": "unit/serving/test_prefill_router.py",
     "serving/preparation.py": "unit/serving/test_pipeline.py",
     "planner/connectors/graph_api.py": "integration/kubernetes/test_planner_connector.py",
     "planner/connectors/kubernetes.py": "integration/kubernetes/test_planner_connector.py",

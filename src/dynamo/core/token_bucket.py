@@ -31,7 +31,7 @@ class TokenBucket:
 
     @property
     def state(self) -> tuple[float, float]:
-        """Return what is left and when it was counted; the time 0 stands for never."""
+        """Return what is left and when it was counted; a time of 0 means never."""
         return self._left, self._at_s or 0.0
 
     def restore(self, state: tuple[float, float]) -> None:

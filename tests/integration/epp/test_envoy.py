@@ -33,9 +33,9 @@ class Gateway:
         self.envoy = Envoy(cluster, cluster.folder, port)
         self._metrics = f"http://127.0.0.1:{metrics}"
         cluster.wait_until(lambda: self._get("/health") is not None, "the picker has no worker")
-        cluster.wait_until(lambda: self.ask(CHAT) == 200, "the gateway does not answer")
+        cluster.wait_until(lambda: self.chat_status(CHAT) == 200, "the gateway does not answer")
 
-    def ask(self, body: dict[str, Any]) -> int | None:
+    def chat_status(self, body: dict[str, Any]) -> int | None:
         """Return the status of a request, None while Envoy does not listen."""
         try:
             return httpx.post(self.envoy.url() + CHAT_PATH, json=body, timeout=30).status_code

@@ -29,7 +29,7 @@ class LineBody(msgspec.Struct):
 
     @property
     def is_streamed(self) -> bool:
-        """Return whether the request asks for a stream."""
+        """Return whether the response is streamed."""
         return bool(_short(self.stream))
 
 
