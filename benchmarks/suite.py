@@ -42,6 +42,7 @@ PROGRAMS = (
     Program("block_hashing"),
     Program("router_churn", (), 900.0, None),
     Program("routing_quality", (), 3600.0, None),
+    Program("routing_bound", (), 300.0, None),
     Program("epp_picks", (), 300.0, None),
     Program("guided"),
     Program("cpu_engine", (), 300.0, None),

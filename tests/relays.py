@@ -13,7 +13,7 @@ from tests.settle import until
 from dynamo.core.codec import json_encode
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.table import RouteContext, RouteGroup, RouteTable
-from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.exchange import Exchange
 from dynamo.llm.register import register_model
 from dynamo.model_card.runtime_config import ModelRuntimeConfig
 from dynamo.model_card.types import ModelInput, ModelType, WorkerType

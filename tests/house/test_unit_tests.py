@@ -10,6 +10,7 @@ COVERED_BY = {
     "replay/request_flow.py": "unit/replay/test_cluster.py",
     "replay/step_flow.py": "unit/replay/test_cluster.py",
     "replay/worker_flow.py": "unit/replay/test_cluster.py",
+    "http/server/exchange.py": "unit/http/server/test_protocol.py",
     "kv_router/prompt_lookup.py": "unit/kv_router/test_router.py",
     "api/responses/fitting.py": "unit/http/routes/test_responses.py",
     "_core/backend.py": "unit/common/backend/test_bindings.py",

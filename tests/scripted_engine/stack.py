@@ -14,7 +14,7 @@ from dynamo.backend.worker import EngineWorker
 from dynamo.core.config import load
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.config import DEMO_MODEL
-from dynamo.http.server.protocol import Exchange, HotHandler
+from dynamo.http.server.exchange import Exchange, HotHandler
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.memory import MemoryBus, MemoryEventPlane

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.engine import CONTEXT_LENGTH, Language
 
-from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.exchange import Exchange
 
 STATUSES = {404, 499, 503, 504, 529}
 """Statuses allowed for a request that fails because of a fault; 500 would be a bug."""

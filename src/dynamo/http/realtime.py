@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.codec import decode, encode, json_decode, json_encode
-from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.websocket import WebSocket
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.runtime.request_plane.request_frames import RequestFrames

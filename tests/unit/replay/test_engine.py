@@ -19,14 +19,15 @@ PROFILE = {
 }
 
 
-def test_profile_times_are_taken_from_the_next_larger_point(tmp_path: Path) -> None:
+def test_profile_times_are_interpolated_and_extrapolated_between_points(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {name: np.array(values) for name, values in PROFILE.items()}
     np.savez(tmp_path / "data.npz", **arrays)
     timing = profiled(str(tmp_path))
-    assert [timing.prefill_ms(tokens) for tokens in (0, 1, 100, 101, 9999)] == [0, 10, 10, 30, 30]
-    assert timing.decode_ms(900, 0, 30) == 5
-    assert timing.decode_ms(900, 0, 3) == 6
-    assert timing.decode_ms(99_000, 0, 3) == 9
+    assert [timing.prefill_ms(tokens) for tokens in (0, 1, 100, 150, 300)] == pytest.approx([0, 0, 10, 20, 50])
+    assert timing.decode_ms(1000, 0, 20) == 5
+    assert timing.decode_ms(1000, 0, 2) == 6
+    assert timing.decode_ms(3000, 0, 6) == pytest.approx(7.5)
+    assert timing.decode_ms(9000, 0, 18) == pytest.approx(12)
     assert timing.decode_ms(0, 0, 0) == 0
 
 
@@ -34,8 +35,8 @@ def test_json_profile_is_read_and_scaled_by_the_speedup_ratios(tmp_path: Path) -
     path = tmp_path / "data.json"
     path.write_text(json.dumps(PROFILE))
     timing = EngineArgs(planner_profile_data=str(path), speedup_ratio=2, decode_speedup_ratio=5).timing()
-    assert timing.prefill_ms(150) == 15
-    assert timing.decode_ms(900, 0, 30) == 0.5
+    assert timing.prefill_ms(150) == 10
+    assert timing.decode_ms(1000, 0, 20) == 0.5
 
 
 def test_fitted_timing_model_replaces_the_polynomials() -> None:

@@ -20,7 +20,7 @@ from dynamo.http.realtime import (
     read_event,
 )
 from dynamo.http.routes.table import Operation, RouteContext, RouteTable
-from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
 from dynamo.serving.bodies import decoded, is_short
 from dynamo.serving.endpoints import relayed

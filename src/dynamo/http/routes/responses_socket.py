@@ -15,8 +15,8 @@ from dynamo.api.responses.session import ResponseSession
 from dynamo.core.codec import json_decode, json_encode
 from dynamo.core.errors import DynamoException, EngineShutdown
 from dynamo.http.realtime import read_event
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.gate import Account, KeyMetrics, Keys
-from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Op, WebSocket, WebSocketMessage, accept_key
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer, answer_to

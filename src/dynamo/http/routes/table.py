@@ -28,7 +28,7 @@ from dynamo.core.config import setting
 from dynamo.core.errors import HttpError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.api_options import ApiOptions
-from dynamo.http.server.protocol import HotHandler
+from dynamo.http.server.exchange import HotHandler
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.response_stream import RequestAccount, RequestHandler
 

@@ -1,9 +1,8 @@
-"""HTTP protocol: `HttpProtocol` and `Exchange`, one HTTP request whose response goes directly to the transport.
+"""HTTP protocol: `HttpProtocol`, a connection with its limits, gate and hot routes.
 
 uvicorn accepts connections, parses HTTP and runs the ASGI application; `HttpProtocol` takes the few hot routes out
-of that path before an ASGI scope is built. A hot handler gets an `Exchange`: the whole body, and methods that
-write. A server-sent event costs one `transport.write` for all that is ready, instead of a task switch, two dicts
-and two awaits for each.
+of that path before an ASGI scope is built. A hot handler gets an `Exchange` (`http.server.exchange`): the whole body,
+and methods that write.
 
 uvicorn handles everything else of a connection (keep-alive, pipelining, shutdown).
 """
@@ -16,24 +15,14 @@ from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exchange, HotHandler
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns, PacedInput
-from dynamo.serving.choice import Frame
-from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, OVERLOADED, ErrorAnswer
-from dynamo.serving.request_trace.payload import Capture, Tap
-
-EVENT_STREAM = (
-    STATUS_LINE[200] + b"content-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n"
-)
-STATUS_LINES = {
-    **STATUS_LINE,
-    CLIENT_CLOSED_REQUEST: b"HTTP/1.1 499 Client Closed Request\r\n",
-    OVERLOADED: b"HTTP/1.1 529 Overloaded\r\n",
-}
+from dynamo.serving.errors import ErrorAnswer
 
 BODY_BYTES_FREE = 64 << 10
 """Bodies up to this size do not count against the budget of all bodies, so that large ones cannot block them."""
@@ -63,22 +52,6 @@ LINGER_S, LINGER_IDLE_S = 30.0, 5.0
 """Maximum seconds of that reading, in all and without a byte. Closing earlier resets the connection, refusal included."""
 PROBES_S = (0.0, 0.02, 0.15, 1.0)
 """Times of probes of a half-closed connection. Clients accept few interim responses, Go's five at most."""
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-COMMENT = b"3\r\n:\n\n\r\n"
-CHUNK_SIZES_MAX = 4096
-CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
-"""Header of an HTTP chunk, by its size."""
-"""Comment of an event stream, as an HTTP chunk."""
-
-HotHandler = Callable[["Exchange"], None]
-"""Called on the loop once a request is complete; it responds now or later, and always ends the exchange."""
-
-
-class _NoEvent:
-    """Substitute for the asyncio.Event that uvicorn sets on a cycle."""
-
-    def set(self) -> None:
-        """Do nothing: no task waits for the event."""
 
 
 class ConnectionCounts:
@@ -93,239 +66,6 @@ class ConnectionCounts:
         self.late = counter("requests_late", "Requests that did not arrive completely in time")
         self.oversized = counter("requests_oversized", "Requests whose headers or body were too long")
         self.slow_readers = counter("slow_readers", "Connections cut because the client did not read")
-
-
-class BodyBudget:
-    """Bytes of request bodies in memory, over all connections."""
-
-    __slots__ = ("bytes_max", "held")
-
-    def __init__(self, bytes_max: int = 0) -> None:
-        """`bytes_max` 0: unlimited."""
-        self.bytes_max = bytes_max
-        self.held = 0
-
-    def has_capacity(self) -> bool:
-        """Return whether the bodies are within the limit."""
-        return not self.bytes_max or self.held <= self.bytes_max
-
-
-class Exchange:
-    """One request on a hot route; for uvicorn, the current cycle of the connection."""
-
-    __slots__ = (
-        "account",
-        "body",
-        "disconnected",
-        "error_body",
-        "expect_100_continue",
-        "handler",
-        "header_bytes",
-        "headers",
-        "held_bytes",
-        "is_cut",
-        "is_event_stream",
-        "is_refused",
-        "is_whole",
-        "keep_alive",
-        "message_event",
-        "more_body",
-        "on_disconnect",
-        "protocol",
-        "response_complete",
-        "response_started",
-        "status",
-        "takes_interim",
-        "transport",
-    )
-
-    def __init__(self, protocol: "HttpProtocol", handler: HotHandler, *, keep_alive: bool) -> None:
-        self.protocol = protocol
-        self.transport = protocol.transport
-        self.handler = handler
-        self.headers: list[tuple[bytes, bytes]] = protocol.headers
-        self.keep_alive = keep_alive
-        self.body = bytearray()
-        self.held_bytes = 0
-        """Bytes of the body that count against the budget of all bodies."""
-        self.more_body = True
-        self.is_refused = False
-        """Whether the response is known already, so that the body is not kept."""
-        self.is_cut = False
-        """Whether the rest of the body is not awaited."""
-        self.takes_interim = False
-        """Whether interim (1xx) responses may be sent: HTTP/1.1."""
-        self.is_event_stream = False
-        self.is_whole = False
-        self.response_started = False
-        self.response_complete = False
-        self.status = 0
-        """Status that was sent; 0 before."""
-        self.disconnected = False
-        self.message_event = _NO_EVENT
-        self.account: Account | None = None
-        """Account of the caller; None on a server without keys."""
-        self.header_bytes = b""
-        """Extra response headers, each `name: value\\r\\n`."""
-        self.error_body: Callable[[ErrorAnswer], bytes] = ErrorAnswer.body
-        """Formats an error of this route."""
-        self.on_disconnect: Callable[[], None] | None = None
-        """Called once if the client disconnects before the response is complete."""
-
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first header with that (lower-case) name."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
-
-    def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-        """Send a complete response."""
-        if self.disconnected or self.response_complete:
-            return
-        close = b"" if self.keep_alive else b"connection: close\r\n"
-        head = b"%scontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
-            STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            content_type,
-            len(body),
-            self.header_bytes,
-            close,
-        )
-        self.response_started, self.status = True, status
-        self.transport.write(head + body)
-        self._complete()
-
-    def refuse(self, error: ErrorAnswer) -> None:
-        """Send an error as the complete response."""
-        if error.retry_after_s is not None:
-            self.header_bytes += b"retry-after: %d\r\n" % error.retry_after_s
-        self.respond(error.status, self.error_body(error))
-
-    def write(self, data: bytes) -> None:
-        """Write events of a stream; the first call also sends the status and the headers."""
-        if not data:
-            return  # An empty chunk would end the response.
-        chunk = b"%x\r\n%b\r\n" % (len(data), data)
-        if not self.response_started:
-            chunk = self._event_stream_head() + chunk
-        self._send(chunk)
-
-    def _event_stream_head(self) -> bytes:
-        """Return the status and the headers of a stream of events, which begins with them."""
-        self.response_started = self.is_event_stream = True
-        self.status = 200
-        close = b"" if self.keep_alive else b"connection: close\r\n"
-        return b"%b%b%b\r\n" % (EVENT_STREAM, self.header_bytes, close)
-
-    def begin(self) -> None:
-        """Send the status and the headers of a stream of events that has not begun."""
-        if not self.response_started:
-            self._send(self._event_stream_head())
-
-    def comment(self) -> None:
-        """Write a comment, which begins a stream that has not begun."""
-        self.write(b":\n\n")
-
-    def open(self, content_type: bytes) -> None:
-        """Begin a stream that does not consist of events; `write` follows in the same turn of the loop."""
-        if self.disconnected or self.response_started:
-            return
-        self.response_started, self.status = True, 200
-        close = b"" if self.keep_alive else b"connection: close\r\n"
-        head = b"%bcontent-type: %b\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n%b%b\r\n"
-        self.transport.write(head % (STATUS_LINE[200], content_type, self.header_bytes, close))
-
-    def write_framed(self, frame: Frame, text: bytes) -> None:
-        """Write the events made of a frame and its text, to a stream that `write` has begun.
-
-        Repeats `_send` and joins once, because it runs for every token of every stream.
-        """
-        if self.disconnected or self.response_complete:
-            return
-        size = frame.size + len(text)
-        start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
-        self.transport.write(b"".join((start, frame.head, text, frame.tail, b"\r\n")))
-        if self.protocol.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
-            self.protocol.cut_slow_reader()
-
-    def _send(self, chunk: bytes) -> None:
-        """Write bytes of a response that has begun."""
-        if self.disconnected or self.response_complete:
-            return
-        self.transport.write(chunk)
-        if self.protocol.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
-            self.protocol.cut_slow_reader()
-
-    def end(self, data: bytes = b"") -> None:
-        """Write the last events of a stream and complete it."""
-        if self.disconnected or self.response_complete:
-            return
-        if not self.response_started:
-            self.write(data)
-            data = b""
-        if data:
-            self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        else:
-            self.transport.write(b"0\r\n\r\n")
-        self._complete()
-
-    def abort(self) -> None:
-        """Close the connection at once: a response that has begun cannot be completed."""
-        self.transport.abort()
-
-    def capture(self) -> Capture:
-        """Keep a copy of everything that is written from now on."""
-        tap = Tap(self.transport)
-        self.transport = tap  # type: ignore[assignment]  # implements all transport methods that exchanges use
-        return tap
-
-    def left(self) -> None:
-        """Handle the loss of the connection."""
-        self.disconnected = True
-        self._close_account()
-        callback, self.on_disconnect = self.on_disconnect, None
-        if callback is not None and not self.response_complete:
-            callback()
-
-    def drop_body(self) -> None:
-        """Free the body, which the handler has read or will not read."""
-        self.body = bytearray()
-        if self.held_bytes:
-            self.protocol.bodies.held -= self.held_bytes
-            self.held_bytes = 0
-
-    def probe(self) -> None:
-        """Write data that the client ignores, to find out whether the peer still has the connection open."""
-        if self.disconnected or self.response_complete:
-            return
-        if self.is_event_stream:
-            self.transport.write(COMMENT)
-        elif self.takes_interim and not self.response_started:
-            self.transport.write(CONTINUE)
-
-    def start(self) -> None:
-        """Run the handler; called once the request is complete and earlier ones of the connection are answered."""
-        if self.is_whole and not self.disconnected:
-            self.handler(self)
-
-    def _complete(self) -> None:
-        self.response_complete = True
-        self.on_disconnect = None
-        self._close_account()
-        self.drop_body()
-        self.protocol.exchanges.discard(self)
-        if self.is_cut:
-            self.protocol.linger()
-        elif not self.keep_alive:
-            self.transport.close()
-        self.protocol.on_response_complete()
-
-    def _close_account(self) -> None:
-        if self.account is not None:
-            self.account.close()
-
-
-_NO_EVENT = _NoEvent()
 
 
 class InputFlow(FlowControl):

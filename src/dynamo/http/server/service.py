@@ -1,6 +1,6 @@
 """HTTP service: the listening socket, its routes and its shutdown.
 
-The token routes run on `Exchange`s (see `http.server.protocol`); everything else is a small Starlette application.
+The token routes run on `Exchange`s (`http.server.exchange`); everything else is a small Starlette application.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.table import RouteContext, RouteGroup, refuse, routes_of
 from dynamo.http.server.cors import Cors
+from dynamo.http.server.exchange import BodyBudget
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns
-from dynamo.http.server.protocol import BodyBudget, ConnectionCounts, HttpProtocol
+from dynamo.http.server.protocol import ConnectionCounts, HttpProtocol
 from dynamo.http.server.siblings import Siblings
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
 from dynamo.serving.models import Models

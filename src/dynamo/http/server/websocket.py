@@ -13,8 +13,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.paced_input import InputTurns, PacedInput
-from dynamo.http.server.protocol import Exchange
 
 if TYPE_CHECKING:
     from websockets.frames import Frame

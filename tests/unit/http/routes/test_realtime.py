@@ -13,7 +13,7 @@ from tests.unit.http.server.test_websocket import Line, client_frame
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.routes.realtime import EARLY_MAX, add
-from dynamo.http.server.protocol import Exchange
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.websocket import Op
 from dynamo.llm.register import register_model
 from dynamo.model_card.types import ModelInput, ModelType, WorkerType

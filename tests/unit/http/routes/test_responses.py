@@ -20,7 +20,7 @@ from dynamo.http.openapi.description import describe
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.responses import add, error_body, open_store
 from dynamo.http.routes.table import RouteContext, RouteTable
-from dynamo.http.server.protocol import HotHandler
+from dynamo.http.server.exchange import HotHandler
 from dynamo.serving.errors import ErrorAnswer
 
 

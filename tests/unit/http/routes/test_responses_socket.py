@@ -11,8 +11,8 @@ from tests.settle import turns
 from dynamo.api.responses.session import ResponseSession
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.routes.responses_socket import WAITING_MAX, ResponsesConnection, ResponsesSocket, TurnAccounts
+from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.gate import Account, Keys
-from dynamo.http.server.protocol import Exchange
 from dynamo.http.server.websocket import Op, WebSocketMessage
 from dynamo.serving.errors import ErrorAnswer
 

@@ -13,21 +13,17 @@ from uvicorn.server import ServerState
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import Cors
+from dynamo.http.server.exchange import CHUNK_SIZES_MAX, COMMENT, CONTINUE, BodyBudget, Exchange
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.protocol import (
     BODY_BYTES_FREE,
-    CHUNK_SIZES_MAX,
-    COMMENT,
-    CONTINUE,
     LINGER_BYTES_MAX,
     LINGER_IDLE_S,
     PIPELINE_MAX,
     SLICE_BYTES,
-    BodyBudget,
     ConnectionCounts,
-    Exchange,
     HttpProtocol,
     as_lines,
 )
