@@ -168,7 +168,7 @@ def test_frontend_that_is_stuck_fails_the_status_and_logs_name_each_process(mach
     finally:
         os.kill(frontend, signal.SIGCONT)
     assert (code, graph["status"]) == (1, "FAIL")
-    assert "the frontend does not answer" in graph["state"]
+    assert "stopped by a signal or a debugger: frontend" in graph["state"]
 
     (Path(graph["logs"]) / "worker-1.log").write_text("first\nsecond\n")
     assert machine.run("logs", "demo", "--process", "worker-1", "--tail", "1").stdout == "worker-1: second\n"

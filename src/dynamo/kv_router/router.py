@@ -59,11 +59,15 @@ class Router:
         rng: random.Random,
         profile: PolicyProfile | None = None,
         *,
+        index: KvIndex | None = None,
         many_ranks: int | None = None,
     ) -> None:
-        """`many_ranks`: number of ranks from which decisions are made on arrays (`rank_arrays`); None: `MANY_RANKS`."""
+        """`index`: an index that something else updates; by default the router's own.
+
+        `many_ranks`: number of ranks from which decisions are made on arrays (`rank_arrays`); None: `MANY_RANKS`.
+        """
         self.config = config
-        self.index = KvIndex(config.blocks_max)
+        self.index = KvIndex(config.blocks_max) if index is None else index
         self.active = ActiveLoad(shares_blocks=config.weights.assume_kv_reuse, expiry_s=config.expiry_s)
         self.predicted: Predicted | None = None
         """Cached blocks predicted from routed requests, where workers publish no events or until they do."""

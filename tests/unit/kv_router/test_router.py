@@ -64,6 +64,16 @@ def test_kv_router_sends_a_prompt_to_the_worker_that_caches_it() -> None:
     assert router.loads()[(3, 0)] == (40 - 24, 10, 1)
 
 
+@pytest.mark.parametrize("many_ranks", [1, 100])
+def test_routers_that_share_an_index_find_the_same_cached_blocks(many_ranks: int) -> None:
+    owner = make(2)
+    router = Router(owner.config, random.Random(1), index=owner.index, many_ranks=many_ranks)
+    for worker_id in (1, 2):
+        router.set_worker(WorkerFacts(worker_id))
+    owner.apply(stored(2, PROMPT[:12]))
+    assert placed(router, route_request("a", PROMPT)).worker_id == 2
+
+
 def test_explanation_of_a_decision_names_the_workers_of_its_time() -> None:
     router = make(2)
     first = placed(router, route_request("a", PROMPT))

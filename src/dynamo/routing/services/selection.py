@@ -248,9 +248,8 @@ class SelectionService:
                 replica_sync=self.peers is not None,
                 use_kv_events=self._use_kv_events,
             )
-            machine = Router(config, self._rng)
-            if self._use_kv_events:
-                machine.index = self.models.models[place].index
+            index = self.models.models[place].index if self._use_kv_events else None
+            machine = Router(config, self._rng, index=index)
             if machine.affinity is not None and self.peers is not None:
                 machine.affinity.writer = self.peers.router_id
             model = self._selectors[place] = _Model(size, machine)
