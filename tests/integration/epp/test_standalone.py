@@ -36,7 +36,7 @@ FREE_FORM = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 POOL_DEFINITION = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
-    "metadata": {"name": "inferencepools.inference.networking.k8s.io", "annotations": {"api-approved.kubernetes.io": "test"}},
+    "metadata": {"name": "inferencepools.inference.networking.k8s.io", "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"}},
     "spec": {
         "group": "inference.networking.k8s.io",
         "scope": "Namespaced",
