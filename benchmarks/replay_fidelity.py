@@ -31,6 +31,7 @@ from dynamo.replay.synthetic import Shape, sessions
 from dynamo.tokens.hashing import packed_block_hashes
 
 BLOCK = 512
+HASH_SEED = 1337
 
 
 class TimedReply:
@@ -103,7 +104,7 @@ async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> d
         timed_reply = TimedReply(turn.request_id, placement)
         slot = placement.place(PlacementRequest(timed_reply.name, turn.input_tokens, names[number]), time.monotonic())
         assert slot is not None
-        requested = cast("SimulationInput", _Submitted(prompts[number], turn.output_tokens))
+        requested = SimulationInput(prompts[number], turn.output_tokens, HASH_SEED, None)
         ranks[slot[0]].submit(requested, cast("Any", timed_reply))
         timed_replies.append(timed_reply)
     await asyncio.gather(*(timed_reply.done for timed_reply in timed_replies))
@@ -121,16 +122,6 @@ async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> d
 
 def _ended(reply: object) -> None:
     """Ignore the end, which the replies record."""
-
-
-class _Submitted:
-    """Fields of a request that a rank reads."""
-
-    hash_seed = 1337
-
-    def __init__(self, prompt: list[int], max_tokens: int) -> None:
-        self.prompt = prompt
-        self.max_tokens = max_tokens
 
 
 def virtual(load: list[ReplaySession], workers: int, engine: EngineArgs) -> dict[str, float]:
