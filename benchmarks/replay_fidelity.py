@@ -50,7 +50,7 @@ class TimedReply:
         self.count += 1
         if self.count == 1:
             self.first = self.last
-            self._placement.prefilled(self.name)
+            self._placement.prefilled(self.name, self.first)
 
     def item(self, item: object) -> None:
         self.token(0)
@@ -107,9 +107,12 @@ async def real(load: list[ReplaySession], workers: int, engine: EngineArgs) -> d
         requested = SimulationInput(prompts[number], turn.output_tokens, HASH_SEED, None)
         ranks[slot[0]].submit(requested, cast("Any", timed_reply))
         timed_replies.append(timed_reply)
-    await asyncio.gather(*(timed_reply.done for timed_reply in timed_replies))
+    answers = asyncio.ensure_future(asyncio.gather(*(timed_reply.done for timed_reply in timed_replies)))
+    ended, _ = await asyncio.wait([answers, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+    for task in ended:
+        task.result()  # Raises the error of a rank.
     seconds = max(timed_reply.last for timed_reply in timed_replies) - began
     return {
         "TTFT ms": mean(1000 * (timed_reply.first - timed_reply.requested) for timed_reply in timed_replies),
