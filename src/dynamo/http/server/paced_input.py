@@ -82,7 +82,7 @@ class PacedInput:
 
     def add(self, data: bytes) -> None:
         """Parse data now, or keep it until the connection's turn."""
-        if not self.is_empty:  # A transport may deliver one more read after it was told to stop.
+        if not self.is_empty:  # A transport may deliver one more read after `pause_reading`.
             self._data, self._start = self._data[self._start :] + data, 0
             return
         self._data, self._start = data, 0

@@ -38,7 +38,8 @@ class FastTokens:
         if self._encode_flat is None or len(text) <= LIST_CHARS:
             ids: list[int] = self._encode(text).ids
             return ids
-        flat = memoryview(self._encode_flat([text])[0]).cast("I")  # Its lists would be made before their size is known.
+        # A buffer first: `encode` returns a list, whatever its size, and a list of more than `most` ids is not needed.
+        flat = memoryview(self._encode_flat([text])[0]).cast("I")
         return flat.tolist() if len(flat) <= most else len(flat)
 
     def _has_unsettled(self, text: str) -> bool:
