@@ -40,7 +40,8 @@ SERVICE = iter(range(1000))
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     folder = tmp_path_factory.mktemp("nats")
-    with NatsServer(folder, f"jetstream {{ store_dir: {folder / 'js'} }}") as server:
+    # Explicit: the default depends on the free disk of the machine. Each component reserves 480 MiB.
+    with NatsServer(folder, f"jetstream {{ store_dir: {folder / 'js'}, max_file_store: 12GB }}") as server:
         yield server
 
 
@@ -378,8 +379,8 @@ async def test_python_engine_publishes_to_the_stream(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("DYN_DURABLE_KV_EVENTS", "1")
     endpoint = EndpointId.parse(f"durable.c{next(SERVICE)}.generate")
     runtime = DistributedRuntime()
+    publisher = KvEventPublisher(runtime.endpoint(str(endpoint)), kv_block_size=4, enable_local_indexer=True)
     try:
-        publisher = KvEventPublisher(runtime.endpoint(str(endpoint)), kv_block_size=4, enable_local_indexer=True)
         publisher.publish_stored(list(range(12)), [4, 4, 4], [1, 2, 3])
         publisher.publish_removed([3])
         truth = {runtime.instance_id: {1, 2}}
@@ -391,8 +392,8 @@ async def test_python_engine_publishes_to_the_stream(monkeypatch: pytest.MonkeyP
         finally:
             await router.kv.close()
             await router.runtime.shutdown()
+    finally:
         publisher.shutdown()
         assert publisher.closing is not None
         await publisher.closing
-    finally:
         await runtime.shutdown()

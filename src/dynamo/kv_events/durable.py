@@ -220,10 +220,12 @@ class DurableEvents:
     async def _check(self, context: "JetStreamContext") -> None:
         """Start a snapshot if one is due. The dump covers all messages that this task has fetched."""
         await context.consumer_info(self._stream, self.name)  # Raises if the consumer was deleted.
-        state = (await context.stream_info(self._stream)).state
+        info = await context.stream_info(self._stream)
+        state = info.state
         is_uploading = self._upload is not None and not self._upload.done()
         # Beyond half of its bounds, the stream might soon drop events that no snapshot covers.
-        is_large = state.messages > STREAM_MESSAGES_MAX // 2 or state.bytes > STREAM_BYTES_MAX // 2
+        is_large = state.messages > _limit(info.config.max_msgs, STREAM_MESSAGES_MAX) // 2
+        is_large |= state.bytes > _limit(info.config.max_bytes, STREAM_BYTES_MAX) // 2
         if (state.messages > self._threshold or is_large) and not is_uploading and self._view.is_whole:
             self._upload = self._tasks.start(self._condense(context), "snapshot")
 
@@ -362,6 +364,11 @@ class DurableEvents:
     @property
     def _owner(self) -> bytes:
         return self.name.encode()
+
+
+def _limit(configured: int | None, default: int) -> int:
+    """Return a bound of the stream, or the default for a stream that was created without it."""
+    return configured if configured is not None and configured > 0 else default
 
 
 def reason(error: Exception) -> str:

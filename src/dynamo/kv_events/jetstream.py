@@ -40,8 +40,12 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 # Bounds of the stream, for when no router purges it. The server then drops the oldest events; routers detect the gap
 # and query the worker. Routers take a snapshot, and purge, long before.
 STREAM_MESSAGES_MAX = 4_000_000
-STREAM_BYTES_MAX = 1 << 30
+# The server reserves these bytes; one with little storage is asked for half, and so on. No power of two: the limit of a
+# server usually is one, and a server with all of it reserved creates no other stream, not even the snapshot's bucket.
+STREAM_BYTES_MAX = 480 << 20
+STREAM_BYTES_MIN = 15 << 20
 STREAM_AGE_MAX_S = 7 * 86_400.0
+STORAGE_EXCEEDED = 10047  # JetStream's error code for a reservation beyond `max_file_store` or the account's limit.
 
 _UNUSUAL = re.compile(r"[^a-z0-9-]")
 
@@ -72,7 +76,10 @@ def event_subject(endpoint: EndpointId) -> str:
 
 
 async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> None:
-    """Create the stream, with bounds, if it does not exist; an existing one keeps its own bounds."""
+    """Create the stream, with bounds, if it does not exist; an existing one keeps its own bounds.
+
+    Raises `nats.errors.Error` if the server refuses, for example because it cannot reserve `STREAM_BYTES_MIN`.
+    """
     from nats.js.errors import BadRequestError, NotFoundError
 
     name = stream_name(endpoint)
@@ -80,15 +87,38 @@ async def ensure_stream(context: "JetStreamContext", endpoint: EndpointId) -> No
         await context.stream_info(name)
     except NotFoundError:
         try:
+            await _add_stream(context, name)
+        except BadRequestError:  # Another process has just created it.
+            await context.stream_info(name)
+
+
+async def _add_stream(context: "JetStreamContext", name: str) -> None:
+    """Create the stream with the most bytes that the server can reserve: 480 MiB, or a half, a quarter, … of it."""
+    from nats.js.errors import ServerError
+
+    size = STREAM_BYTES_MAX
+    while True:
+        try:
             await context.add_stream(
                 name=name,
                 subjects=[f"{name}.*"],
                 max_msgs=STREAM_MESSAGES_MAX,
-                max_bytes=STREAM_BYTES_MAX,
+                max_bytes=size,
                 max_age=STREAM_AGE_MAX_S,
             )
-        except BadRequestError:  # Another process has just created it.
-            await context.stream_info(name)
+        except ServerError as error:
+            if error.err_code != STORAGE_EXCEEDED or size <= STREAM_BYTES_MIN:
+                raise
+            size //= 2
+            continue
+        if size < STREAM_BYTES_MAX:
+            logger.warning(
+                "stream %s is limited to %d MiB: JetStream has no storage for %d MiB (max_file_store)",
+                name,
+                size >> 20,
+                STREAM_BYTES_MAX >> 20,
+            )
+        return
 
 
 class KvStreamPublisher:

@@ -134,17 +134,26 @@ async def test_durable_events_report_an_empty_rank(harness: DurableHarness) -> N
 
 
 @pytest.mark.parametrize(
-    ("messages", "size", "is_due"),
-    [(10, 0, False), (2_000_000, 0, False), (2_000_001, 0, True), (1, (1 << 29) + 1, True), (1, 1 << 29, False)],
+    ("messages", "size", "limit", "is_due"),
+    [
+        (10, 0, -1, False),
+        (2_000_000, 0, -1, False),
+        (2_000_001, 0, -1, True),
+        (1, 240 << 20, -1, False),
+        (1, (240 << 20) + 1, -1, True),
+        (1, 240 << 20, 60 << 20, True),
+        (1, 30 << 20, 60 << 20, False),
+    ],
 )
 async def test_snapshot_is_due_when_the_stream_is_half_full_regardless_of_the_threshold(
-    messages: int, size: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
+    messages: int, size: int, limit: int, is_due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = DurableHarness()
     harness.durable._threshold = 10_000_000
     context = Mock()
     context.consumer_info = AsyncMock()
-    context.stream_info = AsyncMock(return_value=Mock(state=Mock(messages=messages, bytes=size)))
+    config = Mock(max_msgs=4_000_000, max_bytes=limit)
+    context.stream_info = AsyncMock(return_value=Mock(state=Mock(messages=messages, bytes=size), config=config))
     started: list[str] = []
     monkeypatch.setattr(type(harness.view), "is_whole", True)
     monkeypatch.setattr(harness.durable, "_condense", Mock())

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
+from nats.js.errors import NotFoundError, ServerError
 from tests.cluster.memory import MemoryCluster
 
 from dynamo.kv_events import jetstream as kv_stream
@@ -41,14 +41,17 @@ async def test_jetstream_buffer_for_an_absent_server_is_bounded_and_drops_the_ne
 class FakeJetStream:
     """A server without streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: int = 1 << 40) -> None:
         self.made: list[dict[str, Any]] = []
+        self.storage = storage
 
     async def stream_info(self, name: str) -> None:
         if not self.made:
             raise NotFoundError
 
     async def add_stream(self, **config: Any) -> None:
+        if config["max_bytes"] > self.storage:
+            raise ServerError(code=500, err_code=10047, description="insufficient storage resources available")
         self.made.append(config)
 
 
@@ -60,5 +63,19 @@ async def test_jetstream_stream_is_bounded_in_messages_bytes_and_age() -> None:
     [config] = server.made
     assert config["name"] == stream_name(endpoint)
     assert config["max_msgs"] == 4_000_000
-    assert config["max_bytes"] == 1 << 30
+    assert config["max_bytes"] == 480 << 20
     assert config["max_age"] == 7 * 86_400
+
+
+async def test_jetstream_stream_reserves_less_of_a_server_with_little_storage(caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeJetStream(storage=100 << 20)
+    await ensure_stream(cast("JetStreamContext", server), EndpointId.parse("a.b.c"))
+    assert [config["max_bytes"] for config in server.made] == [60 << 20]
+    assert "limited to 60 MiB: JetStream has no storage for 480 MiB (max_file_store)" in caplog.text
+
+
+async def test_jetstream_stream_is_refused_by_a_server_without_storage() -> None:
+    server = FakeJetStream(storage=1 << 20)
+    with pytest.raises(ServerError, match="insufficient storage"):
+        await ensure_stream(cast("JetStreamContext", server), EndpointId.parse("a.b.c"))
+    assert server.made == []
