@@ -202,6 +202,7 @@ def portable(value: Any) -> str:
 
 def unsupported_flags(declared: set[str]) -> Iterator[str]:
     """Yield the flags of upstream that the command's tables list and its configuration does not declare."""
+    gc.unfreeze()  # Commands exempt the objects of their modules from collection, and from this list.
     for one in gc.get_objects():
         if (
             is_dataclass(one)

@@ -24,8 +24,6 @@ from blake3 import blake3
 
 from dynamo.core.config import environ, read_bool, setting
 from dynamo.core.errors import InvalidArgument
-from dynamo.kvbm.physical.objects import ObjectFailure
-from dynamo.kvbm.physical.s3 import Credentials, S3Objects
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +143,9 @@ class AdapterFiles:
 
 def fetch_from_s3(rest: str, directory: str) -> None:
     """Fetch `bucket/prefix` from the store set by the AWS variables. Raise `InvalidArgument`."""
+    from dynamo.kvbm.physical.objects import ObjectFailure  # Imports numpy.
+    from dynamo.kvbm.physical.s3 import Credentials, S3Objects
+
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if not bucket or not prefix:

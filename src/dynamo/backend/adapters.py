@@ -20,8 +20,7 @@ from dynamo.backend.adapter_files import AdapterFiles
 from dynamo.core.boundaries import Rollback
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError, DynamoException, InvalidArgument, NotFound, WorkerUnavailable
-from dynamo.llm.register import lora_name_to_id
-from dynamo.model_card.card import slug_of
+from dynamo.model_card.card import lora_name_to_id, slug_of
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
 from dynamo.model_card.card import DISABLED, ENABLED
 from dynamo.model_card.tool_call_tags import TagPolicy
-from dynamo.parsers.registry import reasoning_family, tool_call_family
 from dynamo.protocols.discovery import EndpointId
 from dynamo.runtime.config import RuntimeOptions
 
@@ -124,10 +123,8 @@ class WorkerOptions(RuntimeOptions):
         self.endpoint_id()
         if self.engine_request_limit is not None and self.engine_request_limit < 1:
             raise ConfigError(f"--engine-request-limit {self.engine_request_limit}: must be 1 or more")
-        if self.tool_call_parser is not None:
-            tool_call_family(self.tool_call_parser)
-        if self.reasoning_parser is not None:
-            reasoning_family(self.reasoning_parser)
+        if self.tool_call_parser is not None or self.reasoning_parser is not None:
+            self._check_parsers()
         unknown = [kind for kind in self.endpoint_types if kind not in ENDPOINT_TYPES]
         if self.endpoint_types != [NO_ENDPOINT_TYPES] and (unknown or not self.endpoint_types):
             raise ConfigError(
@@ -136,6 +133,14 @@ class WorkerOptions(RuntimeOptions):
         if self.custom_jinja_template is not None and not os.path.isfile(self.custom_jinja_template):
             raise ConfigError(f"--custom-jinja-template {self.custom_jinja_template}: no such file")
         self.tag_policy()
+
+    def _check_parsers(self) -> None:
+        from dynamo.parsers.registry import reasoning_family, tool_call_family  # Loads every parser.
+
+        if self.tool_call_parser is not None:
+            tool_call_family(self.tool_call_parser)
+        if self.reasoning_parser is not None:
+            reasoning_family(self.reasoning_parser)
 
     @property
     def role(self) -> DisaggregationMode:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from dynamo.core.interpreter import paused_collections
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -21,7 +23,8 @@ class Command:
     def function(self) -> Any:
         """Return the function, whose module is imported now."""
         module, _, name = self.place.partition(":")
-        return getattr(import_module(module), name)
+        with paused_collections():
+            return getattr(import_module(module), name)
 
 
 SERVE = (

@@ -1,6 +1,5 @@
 """Extras: the command that installs the packages of an optional feature into the running environment."""
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -32,7 +31,9 @@ def interpreter(executable: str, directory: str) -> str:
 
 
 def _declared() -> Sequence[str]:
+    from importlib import metadata  # Imports the email package; only errors need it.
+
     try:
-        return importlib.metadata.requires(DISTRIBUTION) or ()
-    except importlib.metadata.PackageNotFoundError:  # Run from a source tree that is not installed.
+        return metadata.requires(DISTRIBUTION) or ()
+    except metadata.PackageNotFoundError:  # Run from a source tree that is not installed.
         return ()

@@ -1,6 +1,7 @@
-"""Settings of the Python interpreter: for servers, whose event loop must not pause, and for simulations."""
+"""Settings of the Python interpreter: while modules load, for servers, whose event loop must not pause, and for simulations."""
 
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,31 @@ def configure_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+@contextmanager
+def paused_collections() -> Iterator[None]:
+    """Pause garbage collection while modules are imported, and exempt what they made from it.
+
+    Nearly all objects of a module live as long as the process; collections would traverse them some hundred times, which takes
+    a tenth to a fifth of a program's start.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+def run_command(module: str) -> None:
+    """Import the module of a command without garbage collections, run its `main`, and exit with its status."""
+    with paused_collections():
+        main = importlib.import_module(module).main
+        from dynamo.core.config import exit_on_config_error
+    exit_on_config_error(main)
 
 
 @contextmanager

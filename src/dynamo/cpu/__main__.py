@@ -2,13 +2,19 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS
 from dynamo.core.config import environ, exit_on_config_error
+from dynamo.core.interpreter import paused_collections
 from dynamo.core.unsupported_flags import load
 from dynamo.cpu import blas
 from dynamo.cpu.config import CpuConfig
+
+if TYPE_CHECKING:
+    from dynamo.backend.engine import LLMEngine
 
 
 def main() -> int:
@@ -20,16 +26,26 @@ def main() -> int:
         directory = resolve_model(config.model_path)
         config = replace(config, model_path=directory, model_name=config.model_name or config.model_path)
     blas.prepare(config.threads or blas.suitable_threads(config.directory), environ())
-    from dynamo.backend.worker import run_worker
-    from dynamo.cpu.classify_engine import ClassifyEngine
-    from dynamo.cpu.embedding_engine import EmbeddingEngine
-    from dynamo.cpu.engine import CpuEngine  # Imports numpy; must run after `prepare`.
+    with paused_collections():  # The engines import numpy; must run after `prepare`.
+        from dynamo.backend.worker import run_worker
 
+        make = engine_of(config)
+    return run_worker(config, make)
+
+
+def engine_of(config: CpuConfig) -> "Callable[[], LLMEngine]":
+    """Return the factory of the engine that the configuration selects; the others are not imported."""
     if config.classify_worker:
-        return run_worker(config, lambda: ClassifyEngine(config))
+        from dynamo.cpu.classify_engine import ClassifyEngine
+
+        return lambda: ClassifyEngine(config)
     if config.embedding_worker:
-        return run_worker(config, lambda: EmbeddingEngine(config))
-    return run_worker(config, lambda: CpuEngine(config))
+        from dynamo.cpu.embedding_engine import EmbeddingEngine
+
+        return lambda: EmbeddingEngine(config)
+    from dynamo.cpu.engine import CpuEngine
+
+    return lambda: CpuEngine(config)
 
 
 if __name__ == "__main__":

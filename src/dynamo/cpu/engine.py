@@ -59,7 +59,6 @@ from dynamo.kvbm.logical.consolidator import TierEvent
 from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
 from dynamo.kvbm.transfer.puller import Pulled
 from dynamo.kvbm.transfer.source import SourceOptions
-from dynamo.parsers.registry import reasoning_family
 from dynamo.protocols.engine import RESUMES_SAMPLING, BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
@@ -545,4 +544,6 @@ def thoughts_end_of(parser: str | None) -> str | None:
     """Return the marker that ends the model's reasoning, after which a constraint applies; None without reasoning."""
     if parser is None:
         return None
+    from dynamo.parsers.registry import reasoning_family  # Loads every parser.
+
     return next(iter(reasoning_family(parser).closed_by), None)

@@ -11,7 +11,7 @@ computation.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.cpu.attention import F32, KvCache
@@ -22,13 +22,15 @@ from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.blocks import BlockIdentity
 from dynamo.kvbm.logical.consolidator import Consolidator, TierEvent
 from dynamo.kvbm.manager import BlockManager
-from dynamo.kvbm.metrics import MetricsServer, show
 from dynamo.kvbm.orders import Array, LoadTicket, Outgoing, Peer
 from dynamo.kvbm.physical.layout import BlockLayout
 from dynamo.kvbm.transfer.tcp import PLAIN
 from dynamo.protocols.kv_events import Cleared, KvEvent
 from dynamo.routing.kv_peers import ADDRESS
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
+
+if TYPE_CHECKING:
+    from dynamo.kvbm.metrics import MetricsServer
 
 WAITING_MAX = 16  # Prompts whose blocks are loaded at the same time; each occupies host blocks.
 WAIT_S = 0.02  # Polling interval of the order queue while there is nothing to compute.
@@ -49,6 +51,8 @@ class CacheTiers:
 
     def start(self, metrics: MetricsRegistry) -> None:
         """Start the manager and register its metrics."""
+        from dynamo.kvbm.metrics import MetricsServer, show  # Imports an HTTP server.
+
         show(metrics, self.manager, self._block_tokens)
         config = self.manager.config
         if config.has_metrics_port:

@@ -1,7 +1,6 @@
 """`python -m dynamo.global_router`."""
 
-from dynamo.core.config import exit_on_config_error
-from dynamo.global_router.main import main
+from dynamo.core.interpreter import run_command
 
 if __name__ == "__main__":
-    exit_on_config_error(main)
+    run_command("dynamo.global_router.main")

@@ -8,7 +8,6 @@ named by `--frontend-route-extension package.module:provide`, or registered unde
 """
 
 import importlib
-import importlib.metadata
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -125,7 +124,9 @@ def _as_routes(name: str, provided: Any) -> list[FrontendRoute]:
 
 def _provider(name: str) -> Any:
     """Return the function with that name among the entry points, or at that `module:function`."""
-    points = importlib.metadata.entry_points(group=GROUP)
+    from importlib import metadata  # Imports the email package.
+
+    points = metadata.entry_points(group=GROUP)
     matches = [point for point in points if point.name == name]
     if len(matches) > 1:
         raise ConfigError(f"--frontend-route-extension {name}: several entry points have this name")

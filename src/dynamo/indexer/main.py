@@ -18,7 +18,7 @@ from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openmetrics
 from dynamo.kv_events.engine_subscriber import Status, check_endpoint
-from dynamo.kv_router.index import BLOCKS_MAX
+from dynamo.kv_router.config import BLOCKS_MAX
 from dynamo.kv_router.runs import pack
 from dynamo.routing.services.indexed_models import IndexedModels
 from dynamo.routing.services.indexer_peers import Peers

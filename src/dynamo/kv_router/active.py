@@ -8,12 +8,10 @@ released when its request ends; `expire` ends requests whose end was never repor
 from array import array
 from dataclasses import dataclass
 
+from dynamo.kv_router.config import EXPIRY_S
 from dynamo.kv_router.prefill_decay import PrefillDecay
 from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 from dynamo.kv_router.runs import WIDTH
-
-EXPIRY_S = 300.0
-"""Age at which an unfinished request is dropped from the load (`DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS`)."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,11 @@ from dynamo.core.errors import InvalidArgument
 ESTIMATE = (5e-3, 2e-5, 0.0)
 """Prefill estimate for a mid-sized model on one accelerator: 50,000 tokens per second."""
 
+BLOCKS_MAX = 1 << 24  # 16 M blocks of an index, about 2 GB: far more than the devices of a deployment hold.
+
+EXPIRY_S = 300.0
+"""Age at which an unfinished request is dropped from the load (`DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS`)."""
+
 BALANCED_QUEUE: Mapping[str, Any] = {"queue_threshold": 1.0, "queue_policy": "deadline"}
 """Default queue with `policy="balanced"`: requests wait in the router while every worker has a full batch."""
 

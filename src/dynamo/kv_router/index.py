@@ -21,6 +21,7 @@ Pure: no clock, no task. A rank that leaves disappears from all results at once;
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dynamo.kv_router.config import BLOCKS_MAX
 from dynamo.kv_router.index_dump import dump_rank
 from dynamo.kv_router.names import CommonNames, Names
 from dynamo.kv_router.ranks import IndexedRank
@@ -38,7 +39,6 @@ from dynamo.kv_router.runs import (
 from dynamo.protocols.kv_events import Removed, Stored
 
 SWEEP_SLICE = 512  # Entries of departed ranks swept with each event.
-BLOCKS_MAX = 1 << 24  # 16 M blocks, about 2 GB: far more than the devices of a deployment hold.
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ _PUBLIC = {
     "WorkerType": "dynamo.model_card.types",
     "compute_block_hash_for_seq": "dynamo.kv_events.publisher",
     "fetch_model": "dynamo.llm.register",
-    "lora_name_to_id": "dynamo.llm.register",
+    "lora_name_to_id": "dynamo.model_card.card",
     "make_engine": "dynamo.llm.entrypoint",
     "register_model": "dynamo.llm.register",
     "run_input": "dynamo.llm.entrypoint",

@@ -146,13 +146,6 @@ async def fetch_model(remote_name: str, ignore_weights: bool = False) -> str:
     return await asyncio.to_thread(resolve_model, remote_name, weights=not ignore_weights)
 
 
-def lora_name_to_id(lora_name: str) -> int:
-    """Return the number that identifies an adapter in engines, the same on every worker (31 bits)."""
-    from blake3 import blake3
-
-    return int.from_bytes(blake3(lora_name.encode()).digest()[:8], "big") & 0x7FFFFFFF
-
-
 def check_kinds(
     model_input: ModelInput, model_type: ModelType, worker_type: WorkerType | None, *, skip_model_assets: bool
 ) -> None:

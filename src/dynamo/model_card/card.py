@@ -160,6 +160,13 @@ def mdc_sum(card: ModelDeploymentCard) -> str:
     return blake3(msgspec.json.encode(subject, order="sorted")).hexdigest()
 
 
+def lora_name_to_id(lora_name: str) -> int:
+    """Return the number that identifies an adapter in engines, the same on every worker (31 bits)."""
+    from blake3 import blake3
+
+    return int.from_bytes(blake3(lora_name.encode()).digest()[:8], "big") & 0x7FFFFFFF
+
+
 def slug_of(name: str) -> str:
     """Return a model's name as in upstream's paths: lower case, anything but letters, digits, - and _ as `_`."""
     return re.sub(r"[^a-z0-9_-]", "_", name.lower()).lstrip("_")

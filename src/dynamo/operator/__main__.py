@@ -1,7 +1,6 @@
 """`python -m dynamo.operator`."""
 
-from dynamo.core.config import exit_on_config_error
-from dynamo.operator.process import main
+from dynamo.core.interpreter import run_command
 
 if __name__ == "__main__":
-    exit_on_config_error(main)
+    run_command("dynamo.operator.process")

@@ -24,9 +24,7 @@ from typing import Any, TypeVar
 from dynamo.core.config import NO_EFFECT, option, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag
-from dynamo.kv_router.active import EXPIRY_S
-from dynamo.kv_router.config import BALANCED_QUEUE, CostWeights, RoutingConfig
-from dynamo.kv_router.index import BLOCKS_MAX
+from dynamo.kv_router.config import BALANCED_QUEUE, BLOCKS_MAX, EXPIRY_S, CostWeights, RoutingConfig
 from dynamo.kv_router.tracking import KEYED, PUBLIC, TrackingKey, check_tracking, read_key
 from dynamo.routing.ais_options import AisOptions
 from dynamo.routing.busy import Thresholds

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.nvext import NvExt
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_state import RequestState
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
 
 WORKER_ID, TIMING, TOKEN_IDS, STOP_REASON = "worker_id", "timing", "completion_token_ids", "stop_reason"
 ENGINE_DATA = "engine_data"
@@ -126,7 +128,7 @@ def extras_of(nvext: NvExt | None, state: RequestState) -> Extras | None:
     return Extras(wanted, state) if wanted else None
 
 
-def decision_of(generation: Generation) -> Decision | None:
+def decision_of(generation: Generation) -> "Decision | None":
     """Return the latest decision of the KV router about the generation."""
     return None if generation.dispatch is None else generation.dispatch.decision
 
@@ -160,7 +162,7 @@ def ids_of_phases(generation: Generation, prefill: PrefillPhase) -> dict[str, An
     return {WORKER_ID: ids}
 
 
-def routing_of(worker_id: int, decision: Decision | None) -> dict[str, Any]:
+def routing_of(worker_id: int, decision: "Decision | None") -> dict[str, Any]:
     """Return the chosen worker and, with a KV router, the cached prompt blocks by tier and the cost."""
     if decision is None:
         return {"worker_id": worker_id}
@@ -180,7 +182,7 @@ def explanation_of(generation: Generation) -> bytes:
     return explained(generation.worker_id, decision_of(generation))
 
 
-def explained(worker: int | None, decision: Decision | None) -> bytes:
+def explained(worker: int | None, decision: "Decision | None") -> bytes:
     """Return the header line for a worker and a KV router's decision."""
     if decision is not None:
         text = (

@@ -5,9 +5,9 @@ another worker set computes prompts, and is retried on other workers if a worker
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dynamo.core.tasks import TaskOwner
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
@@ -15,6 +15,9 @@ from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.prefill_router import DisaggregatedDispatch
 from dynamo.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
 
 
 class ForwardedRequest:
@@ -43,7 +46,7 @@ class ForwardedRequest:
         await self.dispatch.send()
 
     @property
-    def decision(self) -> Decision | None:
+    def decision(self) -> "Decision | None":
         """Return the latest decision of the KV router."""
         return None if self.dispatch is None else self.dispatch.decision
 

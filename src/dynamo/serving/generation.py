@@ -6,11 +6,10 @@ list look-up and one list append. A choice with a parser (`text.answer_parsing`)
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo.core.codec import json_decoder, msgpack_decoder
 from dynamo.core.errors import Cancelled, Unknown
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import (
     CompletionTokensDetails,
     CompletionUsage,
@@ -24,6 +23,9 @@ from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternative
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.text.answer_parsers import AnswerReader
 from dynamo.text.detokenizer import Detokenizer, TokenTable
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
 
 _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder(EngineOutput).decode}
 
@@ -41,7 +43,7 @@ class Answer(Touched, Protocol):
 class Way(Protocol):
     """Dispatch of a generation to a worker."""
 
-    decision: Decision | None
+    decision: "Decision | None"
     """Latest decision of the KV router, if one chooses."""
     prefill: PrefillPhase | None
     """Prefill phase, if the prompt was computed by another worker."""

@@ -5,16 +5,18 @@ no finish reason and no usage.
 """
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.core.codec import json_encode
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.routing.prefill_plan import prefill_routing_request
 from dynamo.serving.answers import StreamAnswer, UnaryAnswer
 from dynamo.serving.endpoints import CHAT, Surface
 from dynamo.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
 
 QUERY_PREFIX = "query_instance_id:"
 """Without the colon, the annotation requests the worker id of a generated response (`extras`)."""
@@ -49,7 +51,7 @@ async def answer_query(
     answer.finish_with(lambda: answer.write_alone(json_encode(body)))
 
 
-def _worker_ids(prefill: Decision, decode: Decision) -> dict[str, int]:
+def _worker_ids(prefill: "Decision", decode: "Decision") -> dict[str, int]:
     return {
         "prefill_worker_id": prefill.worker_id,
         "prefill_dp_rank": prefill.dp_rank,

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -30,15 +30,17 @@ from dynamo.core.errors import (
     StreamIncomplete,
     WorkerUnavailable,
 )
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
-from dynamo.routing.kv_push_router import KvPushRouter
-from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_facts import Move
 from dynamo.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
+    from dynamo.routing.kv_push_router import KvPushRouter
+    from dynamo.routing.session_affinity import SessionAffinity
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,18 +23,14 @@ from dynamo.core.errors import DynamoException, NotFound, NotReady
 from dynamo.core.tasks import TaskOwner
 from dynamo.core.threads import in_daemon_thread
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
-from dynamo.kv_router.config import RoutingConfig
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import mdc_sum
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import Capacity, Thresholds
-from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.policy_file import RouterPolicy, config_of_stage
 from dynamo.routing.python_config import WantedRouting, wanted_routing
-from dynamo.routing.remote_indexer import ServedIndexers
-from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.routing.settings import OWN_FIELDS, DisaggregationOptions, KvRouterOptions, router_config
 from dynamo.runtime.client import unreadable_records
 from dynamo.runtime.discovery.base import Change, Delete, Put
@@ -45,6 +41,10 @@ from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.serving.served_model import PARTIAL, PREFILL, ServedModel
 from dynamo.text.preprocessor import Timings
 from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.config import RoutingConfig
+    from dynamo.routing.remote_indexer import ServedIndexers
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,13 @@ class ModelAccess(Protocol):
 
 
 decode_record = json_decoder(ModelRecord).decode
+
+
+def served_indexers(runtime: DistributedRuntime) -> "ServedIndexers":
+    """Return the indexes that this process serves to other routers."""
+    from dynamo.routing.remote_indexer import ServedIndexers
+
+    return ServedIndexers(runtime)
 
 
 class Models:
@@ -100,7 +107,7 @@ class Models:
         self._metrics = metrics
         self._router_mode = router_mode
         self._kv_options = kv_options or KvRouterOptions()
-        self._indexers = ServedIndexers(runtime) if self._kv_options.serve_indexer else None
+        self._indexers = served_indexers(runtime) if self._kv_options.serve_indexer else None
         """Indexes of its KV routers, served to other routers."""
         path = self._kv_options.router_policy_config
         self._policy = None if path is None else RouterPolicy.read(path)
@@ -416,18 +423,22 @@ class Models:
                 options, affinity_ttl_s=wanted.affinity_ttl_s, affinity_mode=wanted.affinity_mode
             )
         if mode is RouterMode.KV and card.model_input == "Tokens":
+            from dynamo.routing.kv_push_router import KvPushRouter  # Not needed in the other modes.
+
             options = config_of_stage(options, card.worker_type, self._policy, self._disaggregation)
             profile = None if self._policy is None else self._policy.profile(card.display_name)
             served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile, worker_type=card.worker_type)
             await served.kv.start()
             await self._update_index(place[1])
         elif options.affinity_ttl_s is not None and card.model_input == "Tokens":
+            from dynamo.routing.session_affinity import SessionAffinity
+
             served.sessions = SessionAffinity(self._runtime, endpoint, options.affinity_ttl_s, options.affinity_mode)
             await served.sessions.start()
         await self._watch_load(served)
         return served
 
-    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> RoutingConfig:
+    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> "RoutingConfig":
         """Return the KV router settings for a card's workers: the card's, except those that only the frontend decides."""
         block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
         own = router_config(self._kv_options, block_size)

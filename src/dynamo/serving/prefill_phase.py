@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.core.codec import json_decoder, msgpack_decoder
 from dynamo.core.errors import Cancelled, ResponseTimeout, StreamIncomplete, Unknown
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillDetails, PrefillResult, PreprocessedRequest
 from dynamo.routing.prefill_plan import GOES_ON
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
 
 if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
     from dynamo.routing.session_affinity import SessionAffinity
     from dynamo.serving.served_model import ServedModel
 
@@ -85,7 +85,7 @@ class PrefillPhase:
         """Rank chosen by the router."""
         return self._rank if self.decision is None else self.decision.dp_rank
 
-    def book(self, served: "ServedModel", decision: Decision) -> None:
+    def book(self, served: "ServedModel", decision: "Decision") -> None:
         """Record the chosen worker, whose router counts the request."""
         self.served, self.decision, self.instance_id = served, decision, decision.worker_id
         self._is_booked = True

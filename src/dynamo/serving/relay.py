@@ -6,6 +6,8 @@ A `Form` defines the response of one endpoint, without connections; `RelayAnswer
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,10 +15,7 @@ from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import decode, msgpack_encode
 from dynamo.core.errors import CannotConnect, DynamoException, InvalidArgument, Unknown
 from dynamo.core.tasks import TaskOwner
-from dynamo.kv_router.router import Decision
 from dynamo.protocols.engine import CompletionUsage, PreprocessedRequest, Routing
-from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
-from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.answers import BaseAnswer, Closed
 from dynamo.serving.errors import ErrorAnswer
@@ -27,6 +26,10 @@ from dynamo.serving.response_form import Form, Whole
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import ForwardedAnswer
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
+    from dynamo.routing.kv_push_router import RequestProgress
 
 KEPT_BYTES_MAX = 512 << 20  # Limit of a response that is sent whole; larger than any video wanted as JSON.
 
@@ -46,7 +49,8 @@ class Placement:
         self._model = model
         self._request = request
         self._body = body
-        self._booked: tuple[KvPushRouter | SessionAffinity, str] | None = None
+        self._booked: Callable[[], None] | None = None
+        """Ends the booking of the request in the router or session that counts it."""
         self.decision: Decision | None = None
         """Latest decision of the router."""
 
@@ -65,7 +69,7 @@ class Placement:
         return self.chosen is None
 
     async def choose(
-        self, request_id: str, progress: RequestProgress, tried: frozenset[int], metadata: Mapping[str, str]
+        self, request_id: str, progress: "RequestProgress", tried: frozenset[int], metadata: Mapping[str, str]
     ) -> tuple[bytes, int | None]:
         """Return body and worker; None if the client's mode chooses. Raise the errors of the router."""
         self.release()
@@ -76,7 +80,7 @@ class Placement:
             return self._body or msgpack_encode(self._request), bound
         served, decision = found
         if served.kv is not None:
-            self._booked = served.kv, request_id
+            self._booked = partial(served.kv.release, request_id)
         self.decision = decision
         if self._body:
             return self._body, decision.worker_id
@@ -87,17 +91,13 @@ class Placement:
         """Record that the worker accepted the request."""
         sessions = self._model.current.sessions
         if sessions is not None and sessions.sent(self._request, request_id, worker_id):
-            self._booked = sessions, request_id
+            self._booked = partial(sessions.finish, request_id)
 
     def release(self) -> None:
         """Release the request's worker in the router or session that counts it."""
         booked, self._booked = self._booked, None
         if booked is not None:
-            keeper, request_id = booked
-            if isinstance(keeper, SessionAffinity):
-                keeper.finish(request_id)
-            else:
-                keeper.release(request_id)
+            booked()
 
 
 class RelayAnswer(ForwardedAnswer):

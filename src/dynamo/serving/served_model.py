@@ -6,12 +6,12 @@ The set follows one card: a worker whose card differs is not used until the othe
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dynamo.core.amortized import AmortizedUpdate, AmortizedValue
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.errors import NoMatchingWorker, NotReady, Overloaded, WorkerUnavailable
 from dynamo.core.memory import trim_memory
-from dynamo.kv_router.router import Decision
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import ModelFiles
@@ -20,9 +20,7 @@ from dynamo.protocols.engine import RESUMES_SAMPLING, PreprocessedRequest
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import BusyWorkers, Capacity, Thresholds
-from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
 from dynamo.routing.prefill_plan import LOCAL_PREFILL, Conditional
-from dynamo.routing.session_affinity import SessionAffinity
 from dynamo.runtime.client import Client
 from dynamo.runtime.event_plane.base import Event, Subscriber
 from dynamo.runtime.push_router import RouterMode
@@ -32,6 +30,11 @@ from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.text.detokenizer import TokenTable
 from dynamo.text.preprocessor import Preprocessor, Timings
 from dynamo.text.tokenizer.tokenizer import BACKENDS
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.router import Decision
+    from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
+    from dynamo.routing.session_affinity import SessionAffinity
 
 logger = logging.getLogger(__name__)
 
@@ -341,7 +344,7 @@ class ServedModel:
         self,
         request: PreprocessedRequest,
         request_id: str,
-        progress: RequestProgress,
+        progress: "RequestProgress",
         exclude: frozenset[int],
         metadata: Mapping[str, str],
         onward: Mapping[str, float] | None = None,
@@ -375,7 +378,7 @@ class ServedModel:
             raise WorkerUnavailable(str(error)) from None
         return self, chosen
 
-    async def preview(self, request: PreprocessedRequest, request_id: str, metadata: Mapping[str, str]) -> Decision:
+    async def preview(self, request: PreprocessedRequest, request_id: str, metadata: Mapping[str, str]) -> "Decision":
         """Return the KV router's decision for a request without counting it. Raise the errors of the router."""
         kv = self.current.kv
         assert kv is not None, "the caller checks that there is a KV router"

@@ -1,7 +1,6 @@
 """`python -m dynamo.slot_tracker`."""
 
-from dynamo.core.config import exit_on_config_error
-from dynamo.slot_tracker.main import main
+from dynamo.core.interpreter import run_command
 
 if __name__ == "__main__":
-    exit_on_config_error(main)
+    run_command("dynamo.slot_tracker.main")

@@ -11,7 +11,8 @@ import msgspec
 
 from dynamo.core.clock import Clock
 from dynamo.core.errors import HttpError
-from dynamo.kv_router.active import EXPIRY_S, ActiveLoad
+from dynamo.kv_router.active import ActiveLoad
+from dynamo.kv_router.config import EXPIRY_S
 from dynamo.kv_router.runs import pack, slots_of
 from dynamo.protocols.active_sequences import AddedSequence
 from dynamo.tokens.hashing import U64

@@ -7,11 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from dynamo.core.errors import ConfigError
-from dynamo.parsers import harmony
-from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, tools_of
-from dynamo.parsers.guided_calls import GuidedCalls
-from dynamo.parsers.reasoning import opened_by_prompt
-from dynamo.parsers.registry import before_calls, reasoning_family, tool_call_family
+from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, ToolCallFamily, tools_of
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest
@@ -65,6 +61,8 @@ class ForcedCalls:
             if not begin:
                 return []
             if self._own_way is None or begin[0] in "[{":
+                from dynamo.parsers.guided_calls import GuidedCalls
+
                 self._chosen = GuidedCalls(self._tool)
             else:
                 self._chosen = self._own_way()
@@ -83,8 +81,13 @@ class Readers:
     def __init__(self, config: RuntimeConfig, tokenizer: Tokenizer) -> None:
         """Find the model's parsers; log a warning for an unknown one, in which case text is passed on unparsed."""
         self._tokenizer = tokenizer
-        self._calls = _known(tool_call_family, config.tool_call_parser)
-        self._thoughts = _known(reasoning_family, config.reasoning_parser)
+        self._calls: ToolCallFamily | None = None
+        self._thoughts: ReasoningFamily | None = None
+        if config.tool_call_parser or config.reasoning_parser:
+            from dynamo.parsers.registry import reasoning_family, tool_call_family  # Loads every parser.
+
+            self._calls = _known(tool_call_family, config.tool_call_parser)
+            self._thoughts = _known(reasoning_family, config.reasoning_parser)
         self._shown: dict[tuple[str, ...], frozenset[int]] = {}
 
     @property
@@ -98,6 +101,9 @@ class Readers:
         thoughts = self._thoughts
         if make_calls is None and thoughts is None:
             return None
+        from dynamo.parsers import harmony
+        from dynamo.parsers.registry import before_calls
+
         is_thinking = thoughts is not None and self._begins_inside(thoughts, request, prepared.token_ids)
         in_channels = make_calls is not None and make_calls.func is harmony.harmony
 
@@ -142,6 +148,8 @@ class Readers:
 
     def _begins_inside(self, thoughts: ReasoningFamily, request: ChatCompletionRequest, prompt: Sequence[int]) -> bool:
         """Return whether an answer begins inside the reasoning: as the prompt ends, else as is usual."""
+        from dynamo.parsers.reasoning import opened_by_prompt
+
         content = request.messages[-1].content if request.continue_final_message else None
         if isinstance(content, str):
             begun = opened_by_prompt(thoughts, content, is_continued=True)
@@ -152,6 +160,8 @@ class Readers:
 
     def _end_of(self, thoughts: ReasoningFamily, prompt: Sequence[int]) -> bool | None:
         """Return True if the prompt ends inside the reasoning, False if it has just closed it, None if undetermined."""
+        from dynamo.parsers.reasoning import opened_by_prompt
+
         end = self._tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         return opened_by_prompt(thoughts, end)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.backend.adapters import AdapterService, LoadedAdapters
 from dynamo.core.errors import ConfigError, InvalidArgument, NotFound, WorkerUnavailable
-from dynamo.llm.register import lora_name_to_id
+from dynamo.model_card.card import lora_name_to_id
 from dynamo.protocols.model_card import ModelDeploymentCard
 
 

@@ -19,7 +19,7 @@ from dynamo.backend.health import watch
 from dynamo.backend.listeners import PassListener, reachable
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
-from dynamo.llm.register import lora_name_to_id
+from dynamo.model_card.card import lora_name_to_id
 from dynamo.protocols.engine import (
     EngineOutput,
     GuidedDecoding,

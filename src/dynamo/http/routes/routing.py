@@ -1,7 +1,7 @@
 """Routes that explain the KV router: its decisions and its view of the workers (docs/routing.md). Not part of upstream."""
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -9,12 +9,14 @@ from starlette.responses import Response
 
 from dynamo.core.config import read_bool, setting
 from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json, refuse
-from dynamo.kv_router.router import Explanation
+from dynamo.kv_router.explain import Explanation
 from dynamo.kv_router.runs import WIDTH
-from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.routing.kv_push_router import KvPushRouter
 
 DECISIONS_SHOWN = 20
 UUID_CHARS = 36
@@ -206,7 +208,7 @@ def _limit(request: Request) -> int | Response:
     return refuse(ErrorAnswer(400, f"limit {text!r}: expected a number from 1 to {DECISIONS_MAX}", param="limit"))
 
 
-def sessions_of(model: str, router: KvPushRouter, session: str | None, limit: int) -> ModelSessions:
+def sessions_of(model: str, router: "KvPushRouter", session: str | None, limit: int) -> ModelSessions:
     """Return a model's sessions, or one of them."""
     known = router.machine.sessions
     assert known is not None, "the router must track sessions"

@@ -11,7 +11,8 @@ from dynamo.core.errors import HttpError, InvalidArgument
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.engine_subscriber import EngineEvents, EngineListener, Status
 from dynamo.kv_router import events
-from dynamo.kv_router.index import BLOCKS_MAX, KvIndex
+from dynamo.kv_router.config import BLOCKS_MAX
+from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.runs import slots_of
 from dynamo.protocols.kv_events import WorkerKvEvent
 
