@@ -6,6 +6,9 @@ Each frontend runs with its own implementation's mocker and gets the same load: 
 simulated delays, and paced, with one as fast as a real engine; in round robin with one worker, and with the KV router
 and two workers that publish every block. The systems alternate after each run; the figures are medians.
 
+The extra cost of the KV router is its cost over round robin with the same two workers, in alternating windows: a second
+worker alone raises the cost of a paced token, because each wake-up then serves half as many streams.
+
 A third table splits our time for a request by stage, from the frontend's own metrics. Those are wall-clock times of
 steps that do not wait, so on a busy machine they include some time of other processes; the rest is the remainder.
 """
@@ -18,7 +21,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.corpus import ROOT, Prompts, bench_model, cache_dir, read_prompts
 from benchmarks.loadgen import Load, Report, build_requests, measure
@@ -36,8 +39,7 @@ BARE = "bare writer"
 BARE_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bare_writer.py")
 SATURATED, PACED = "saturated", "paced"
 ROUND_ROBIN, KV = "round-robin", "kv"
-WORKERS = {ROUND_ROBIN: 1, KV: 2}
-"""One worker measures the frontend alone; a KV router with one worker would have no choice."""
+KV_WORKERS = 2  # A KV router with one worker would have no choice; one worker measures the frontend alone.
 SPEEDUPS = {SATURATED: None, PACED: 1.0}
 
 # A run during which other processes used more cores is repeated once, and marked if it happens again.
@@ -55,10 +57,14 @@ class Point:
     warmup_s: float
     window_s: float
     mode: str = ROUND_ROBIN
+    workers: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.pace} c={self.concurrency}{'' if self.mode == ROUND_ROBIN else f' {self.mode}'}"
+        name = f"{self.pace} c={self.concurrency}"
+        if self.mode == ROUND_ROBIN:
+            return name if self.workers == 1 else f"{name} on {self.workers} workers"
+        return f"{name} {self.mode}"
 
     @property
     def seconds(self) -> float:
@@ -70,16 +76,18 @@ FULL = (
     Point(SATURATED, 16, 1.0, 6.0),
     Point(SATURATED, 64, 1.5, 6.5),
     Point(SATURATED, 256, 2.0, 7.0),
-    Point(SATURATED, 64, 1.5, 6.5, KV),
-    Point(SATURATED, 256, 2.0, 7.0, KV),
+    Point(SATURATED, 64, 1.5, 6.5, workers=KV_WORKERS),
+    Point(SATURATED, 64, 1.5, 6.5, KV, KV_WORKERS),
+    Point(SATURATED, 256, 2.0, 7.0, KV, KV_WORKERS),
     Point(PACED, 64, 3.0, 8.0),
     Point(PACED, 256, 4.0, 9.0),
-    Point(PACED, 64, 3.0, 8.0, KV),
+    Point(PACED, 64, 3.0, 8.0, workers=KV_WORKERS),
+    Point(PACED, 64, 3.0, 8.0, KV, KV_WORKERS),
 )
 QUICK = (
     Point(SATURATED, 1, 0.5, 2.0),
     Point(SATURATED, 64, 0.8, 2.2),
-    Point(SATURATED, 64, 0.8, 2.2, KV),
+    Point(SATURATED, 64, 0.8, 2.2, KV, KV_WORKERS),
     Point(PACED, 64, 1.5, 2.0),
 )
 
@@ -178,40 +186,42 @@ class Bench:
 
     def run(self) -> list[Run]:
         runs: list[Run] = []
-        for pace, mode in dict.fromkeys((point.pace, point.mode) for point in self.points):
+        for pace, workers in dict.fromkeys((point.pace, point.workers) for point in self.points):
+            here = [point for point in self.points if (point.pace, point.workers) == (pace, workers)]
             with contextlib.ExitStack() as open_stacks:
-                stacks = {}
-                for name, frontend, engine in self.systems:
-                    recipe = Recipe(
-                        name=name,
-                        frontend=frontend,
-                        engine=engine,
-                        speedup=SPEEDUPS[pace],
-                        router_mode=mode,
-                        workers=WORKERS[mode],
-                    )
-                    stacks[name] = open_stacks.enter_context(Stack(recipe, self.model))
-                    self.ready_s[f"{name} {pace} {mode}"] = round(stacks[name].ready_s, 2)
-                    self.print_line(f"{name} is ready ({pace}, {mode}, {stacks[name].ready_s:.1f} s)")
-                if self.config.bare and OURS in stacks and (pace, mode) == (PACED, ROUND_ROBIN):
+                stacks: dict[tuple[str, str], Stack] = {}
+                for mode in dict.fromkeys(point.mode for point in here):
+                    for name, frontend, engine in self.systems:
+                        recipe = Recipe(
+                            name=name,
+                            frontend=frontend,
+                            engine=engine,
+                            speedup=SPEEDUPS[pace],
+                            router_mode=mode,
+                            workers=workers,
+                        )
+                        stack = stacks[name, mode] = open_stacks.enter_context(Stack(recipe, self.model))
+                        load = f"{pace} {mode}" + (f" on {workers} workers" if workers > 1 else "")
+                        self.ready_s[f"{name} {load}"] = round(stack.ready_s, 2)
+                        self.print_line(f"{name} is ready ({load}, {stack.ready_s:.1f} s)")
+                if self.config.bare and OURS in self.config.systems and (pace, workers) == (PACED, 1):
                     recipe = Recipe(
                         name="bare", frontend=ours(), engine=ours(), workers=0, frontend_program=BARE_PROGRAM,
                         frontend_flags=["--prompt-tokens", str(self.config.prompt_tokens)], variables={"PYTHONPATH": ROOT},
                     )  # fmt: skip
-                    stacks[BARE] = open_stacks.enter_context(Stack(recipe, self.model))
-                here = [point for point in self.points if (point.pace, point.mode) == (pace, mode)]
+                    stacks[BARE, ROUND_ROBIN] = open_stacks.enter_context(Stack(recipe, self.model))
                 runs += self._take_turns(here, stacks)
         return runs
 
-    def _take_turns(self, points: Sequence[Point], stacks: dict[str, Stack]) -> Iterator[Run]:
+    def _take_turns(self, points: Sequence[Point], stacks: Mapping[tuple[str, str], Stack]) -> Iterator[Run]:
         """Run every system at every point `reps` times, with a different first system each time."""
         for rep in range(self.config.repetitions):
             for index, point in enumerate(points):
-                names = [name for name in stacks if name != BARE]
+                names = [name for name, _, _ in self.systems]
                 for name in names if (rep + index) % 2 == 0 else reversed(names):
-                    yield self._measure(name, stacks[name], point, rep)
-                if BARE in stacks:
-                    yield self._measure(BARE, stacks[BARE], point, rep)
+                    yield self._measure(name, stacks[name, point.mode], point, rep)
+                if (BARE, point.mode) in stacks:
+                    yield self._measure(BARE, stacks[BARE, point.mode], point, rep)
 
     def _measure(self, name: str, stack: Stack, point: Point, rep: int) -> Run:
         request_load = Load(
@@ -370,6 +380,20 @@ def ratios(summary: Summary) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
+def kv_over_round_robin(summary: Summary) -> dict[str, dict[str, float]]:
+    """Return the cost of a token in KV mode over that in round robin with the same workers, by load and system."""
+    found: dict[str, dict[str, float]] = {}
+    for point in FULL:
+        base = replace(point, mode=ROUND_ROBIN).label
+        if point.mode != KV or point.label not in summary or base not in summary:
+            continue
+        for system, metrics in summary[point.label].items():
+            if system in summary[base]:
+                cost = metrics["frontend_us_per_token"].median / summary[base][system]["frontend_us_per_token"].median
+                found.setdefault(point.label, {})[system] = cost
+    return found
+
+
 def markdown(summary: Summary) -> str:
     """Return two tables: the cost of the frontend, and the client's measurements."""
     spent = [
@@ -421,6 +445,7 @@ def write_result(path: str, config: BenchConfig, bench: Bench, runs: Sequence[Ru
         },
         "ready_s": bench.ready_s,
         "ratios_to_theirs": ratios(summary),
+        "kv_over_round_robin": kv_over_round_robin(summary),
         "medians": medians,
         "runs": [dataclasses.asdict(run) for run in runs],
     }
@@ -452,6 +477,9 @@ def main() -> int:
     path = config.result_path()
     write_result(path, config, bench, runs, missing)
     print_line(f"\n{markdown(summarise(runs))}\n\n{stage_table(runs)}")
+    for load_label, systems in kv_over_round_robin(summarise(runs)).items():
+        costs = ", ".join(f"{system} {cost:.2f}" for system, cost in systems.items())
+        print_line(f"{load_label}: cost of a token over round robin with the same workers: {costs}")
     noisy = sum(run.is_noisy for run in runs)
     print_line(f"\n{len(runs)} runs, {noisy} with more than {NOISE_CORES_MAX} cores of other work; written to {path}")
     return 1 if any(run.report.bad or run.report.unanswered for run in runs) else 0

@@ -37,9 +37,10 @@ def microseconds(cell: dict[str, float]) -> str:
 
 
 def label(load: str) -> str:
-    """Return a load such as `paced c=64` as `paced, 64 streams`."""
-    words = load.replace("c=", "").replace(" ", ", ", 1)
-    return f"{words} stream" if words.endswith(" 1") else f"{words} streams"
+    """Return a load such as `paced c=64` as `paced, 64 streams`; ` on 2 workers` remains at the end."""
+    streams, on, workers = load.partition(" on ")
+    words = streams.replace("c=", "").replace(" ", ", ", 1)
+    return f"{words} stream{'' if words.endswith(' 1') else 's'}{on}{workers}"
 
 
 def row(load: str, systems: dict[str, Any]) -> str:
@@ -75,9 +76,19 @@ def table() -> str:
         "|---|---:|---:|---:|---:|---:|",
         *(row(load, systems) for load, systems in result["medians"].items()),
         "",
-        run,
+        run + kv_cost(result.get("kv_over_round_robin", {})),
     ]
     return "\n".join(lines)
+
+
+def kv_cost(ratios: dict[str, dict[str, float]]) -> str:
+    """Return the sentence about the KV router's cost over round robin; empty if both were not measured."""
+    shown = [
+        f"{label(load)} {systems[OURS]:.2f} (released {systems[THEIRS]:.2f})"
+        for load, systems in ratios.items()
+        if OURS in systems and THEIRS in systems
+    ]
+    return f" KV mode over round robin with the same two workers: {', '.join(shown)}." if shown else ""
 
 
 def summary() -> str:

@@ -11,7 +11,7 @@ from dynamo.core import tracing
 from dynamo.core.boundaries import ErrorBoundary, logged
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
-from dynamo.core.logging import current_request, lifecycle, scope_fields
+from dynamo.core.logging import current_request, lifecycle, log_fields, scope_fields
 from dynamo.core.tasks import TaskOwner
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.answers import BaseAnswer, Closed
@@ -217,7 +217,7 @@ class OpenRequests:
             fields = answer.state.summary(error_type, usage, now_s) | scope_fields(answer.state.scope)
             if error is not None:
                 fields |= {"error": repr(error), "error_detail": str(error)}
-            logger.log(level, "request completed", extra=fields)
+            log_fields(logger, level, "request completed", fields)
 
     async def _prefill_next_turn(self, next_turn_prefill: NextTurnPrefill, generation: Generation) -> None:
         """Prefill the next turn on the worker that has its prefix cached; failures are ignored."""

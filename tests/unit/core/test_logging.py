@@ -17,6 +17,7 @@ from dynamo.core.logging import (
     RequestScope,
     current_request,
     levels,
+    log_fields,
     log_message,
     parse_filters,
     setup,
@@ -179,3 +180,13 @@ def test_requests_of_http_clients_are_logged_on_request_only(filters: str, is_wr
     setup({"DYN_LOG": filters}, stream)
     logging.getLogger("httpx2").info("GET /")
     assert ("GET /" in stream.getvalue()) is is_written
+
+
+def test_line_of_a_request_has_the_text_of_an_ordinary_line() -> None:
+    stream, target = io.StringIO(), logging.getLogger("t.requests")
+    setup({}, stream)
+    target.info("request completed", extra={"status": "success", "elapsed_ms": 12})
+    log_fields(target, logging.INFO, "request completed", {"status": "success", "elapsed_ms": 12})
+    ordinary, short = (line.partition(" ")[2] for line in stream.getvalue().splitlines())
+    assert short == ordinary
+    assert "t.requests: request completed status=success elapsed_ms=12" in short

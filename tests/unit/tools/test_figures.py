@@ -32,3 +32,12 @@ def test_row_without_a_same_engine_run_is_not_measured() -> None:
         "| 1.00 | not measured |"
     )
     assert figures.row("paced c=64", {"ours": other, "theirs": other, "bare writer": cell}).endswith("| 4.00 |")
+
+
+def test_cost_of_the_kv_router_is_named_only_where_round_robin_was_measured_too() -> None:
+    assert figures.label("paced c=64 on 2 workers") == "paced, 64 streams on 2 workers"
+    assert figures.label("saturated c=1") == "saturated, 1 stream"
+    assert figures.kv_cost({"paced c=64 kv": {"ours": 1.1}}) == ""
+    assert figures.kv_cost({"paced c=64 kv": {"ours": 1.1, "theirs": 1.25}}) == (
+        " KV mode over round robin with the same two workers: paced, 64 kv streams 1.10 (released 1.25)."
+    )

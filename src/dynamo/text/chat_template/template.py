@@ -111,9 +111,10 @@ class ChatTemplate:
                 raise ConfigError(str(error)) from None
             return
         try:
-            self._compiled[name] = jinja.from_string(source)
+            template = self._compiled[name] = jinja.from_string(source)
         except LOAD_ERRORS as error:
             raise ConfigError(f"chat template: {str(error) or type(error).__name__}") from None
+        template.globals = dict(template.globals)  # A ChainMap, which Jinja iterates over in every rendering.
 
     @classmethod
     def from_files(cls, files: ModelFiles) -> "ChatTemplate | None":
