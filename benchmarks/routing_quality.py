@@ -63,7 +63,8 @@ GRID: dict[str, tuple[float, ...]] = {
     "QUEUE_DELAY_WEIGHT": (4.0, 8.0, 12.0),
     "DECODING": (0.3, 0.6, 1.0),
     "EVICTION_DELAY_WEIGHT": (2.0, 6.0, 12.0),
-    "TRANSFER_WEIGHT": (1.0, 4.0, 8.0),
+    "OCCUPANCY_WEIGHT": (0.0, 40.0, 80.0),
+    "TRANSFER_WEIGHT": (4.0, 8.0, 16.0),
     "COPY_WEIGHT": (1.0, 3.0, 6.0),
 }
 """Constants of `balanced`, changed one at a time."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynamo.kv_router.balanced import TRANSFER_WEIGHT, Pace, balanced_costs
+from dynamo.kv_router.balanced import OCCUPANCY_WEIGHT, TRANSFER_WEIGHT, Pace, balanced_costs
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads
 from dynamo.kv_router.movement import Movement
@@ -31,21 +31,24 @@ def prompt(tokens: int, **device: int) -> Prompt:
     return Prompt(tokens, tokens // BLOCK, held, {}, {}, {}, {})
 
 
-def test_recompute_weight_grows_with_the_share_of_busy_workers() -> None:
+def test_recompute_weight_grows_with_busy_workers_and_occupied_caches() -> None:
     pace = Pace()
     assert pace.recompute_weight == 3
     weights = []
     for _ in range(200):
-        pace.observe_busy(0.2)
+        pace.observe_load(0.2, 0.0)
         weights.append(pace.recompute_weight)
     assert weights == sorted(weights)
     assert weights[-1] == pytest.approx(3 + 9 / 4, rel=0.01)
     for _ in range(200):
-        pace.observe_busy(1.0)
+        pace.observe_load(1.0, 0.0)
     assert pace.recompute_weight == 12
     for _ in range(400):
-        pace.observe_busy(0.0)
+        pace.observe_load(0.0, 0.0)
     assert pace.recompute_weight == pytest.approx(3, abs=0.01)
+    for _ in range(400):
+        pace.observe_load(0.0, 0.5)
+    assert pace.recompute_weight == pytest.approx(3 + OCCUPANCY_WEIGHT / 2, abs=0.01)
 
 
 def test_balanced_cost_prefers_cached_blocks() -> None:
