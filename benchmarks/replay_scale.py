@@ -66,7 +66,7 @@ def main() -> None:
     kept = {
         "router": given.router_mode, "copies": given.copies, "workers": given.workers, "requests": len(outcome.flights),
         "simulated_s": outcome.duration_ms / 1000, "cpu_s": cpu_s, "wall_s": wall_s, "peak_mb": peak_mb,
-        "ttft_ms": found["mean_ttft_ms"], "itl_ms": found["mean_tpot_ms"], "reuse": found["prefix_cache_reused_ratio"],
+        "ttft_ms": found["mean_ttft_ms"], "tpot_ms": found["mean_tpot_ms"], "reuse": found["prefix_cache_reused_ratio"],
     }  # fmt: skip
     print(write_result(f"replay_scale_{given.workers}x{given.copies}", kept, is_whole=not given.quick))
 

@@ -35,9 +35,12 @@ class Regression:
     def note(self, x: float, y: float, seconds: float) -> bool:
         """Add an observation. Return True if a solution is due."""
         x, y = x / self.x_unit, y / self.y_unit
-        sample = (1.0, x, y, x * x, x * y, y * y, seconds, x * seconds, y * seconds)
-        memory = self.memory
-        self._sums = [memory * old + new for old, new in zip(self._sums, sample, strict=True)]
+        old, memory = self._sums, self.memory
+        self._sums = [
+            memory * old[0] + 1.0, memory * old[1] + x, memory * old[2] + y,
+            memory * old[3] + x * x, memory * old[4] + x * y, memory * old[5] + y * y,
+            memory * old[6] + seconds, memory * old[7] + x * seconds, memory * old[8] + y * seconds,
+        ]  # fmt: skip
         self._until_solved -= 1
         if self._until_solved == 0:
             self._until_solved = self.solve_every

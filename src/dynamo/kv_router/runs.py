@@ -1,8 +1,15 @@
 """Run: consecutive blocks and the ranks that hold them. Pure; parts of `index`."""
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+
+from dynamo.tokens.hashing import packed_hashes as pack
+from dynamo.tokens.hashing import unpacked_hashes as unpack
+
+__all__ = [
+    "DEVICE", "NO_RUNS", "TIERS", "WIDTH", "Key", "Run", "common", "held_anywhere", "held_bits", "hold_on_device", "keep", "pack",
+    "release_on_device", "slots_of", "trailing_ones", "unpack",
+]  # fmt: skip
 
 WIDTH = 8  # Bytes of a token hash.
 
@@ -169,16 +176,6 @@ def common(run: bytes, blocks: bytes, at: int) -> int:
         else:
             high = middle
     return low
-
-
-def pack(hashes: Sequence[int]) -> bytes:
-    """Pack token hashes into the index's format."""
-    return struct.pack(f">{len(hashes)}Q", *hashes)
-
-
-def unpack(blocks: bytes) -> tuple[int, ...]:
-    """Unpack what `pack` packed."""
-    return struct.unpack(f">{len(blocks) // WIDTH}Q", blocks)
 
 
 def trailing_ones(bits: int) -> int:

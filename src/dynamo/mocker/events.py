@@ -71,7 +71,7 @@ class SimulatedStepReporter:
 
     def report(self, result: StepResult[Any], now_ms: float, gap_s: float) -> None:
         """Publish a step that ended at `now_ms`; `gap_s` is the time in seconds since the previous step ended."""
-        if result.events or result.host_events:
+        if result.changes or result.host_events:
             self._publish_cache(result)
         self._publish_load(result.load)
         self._host.publish_forward_pass(result.forward_pass, self._simulation.dp_rank)
@@ -93,19 +93,19 @@ class SimulatedStepReporter:
             self._publish_load(load)
 
     def _publish_cache(self, result: StepResult[Any]) -> None:
-        rank = self._simulation.dp_rank
+        rank, events = self._simulation.dp_rank, result.events
         if self._is_traced:
-            _trace(result.events, rank, "device")
+            _trace(events, rank, "device")
             _trace(result.host_events, rank, HOST_TIER)
         if self._tells_cache:
-            for event in result.events:
+            for event in events:
                 self._host.publish_kv_event(event, rank)
             for event in result.host_events:
                 self._host.publish_kv_event(event, rank, HOST_TIER)
-        if self._native_events is not None and result.events:
+        if self._native_events is not None and events:
             tokens_of = self._simulation.tokens_of or {}
             block_tokens = self._simulation.limits.block_tokens
-            published = [native(event, tokens_of, block_tokens) for event in result.events]
+            published = [native(event, tokens_of, block_tokens) for event in events]
             tokens_of.clear()
             self._native_events.publish(published, time.time())
 

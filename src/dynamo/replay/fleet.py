@@ -6,11 +6,12 @@
 The placement considers only workers in service. A place is a worker's number on the page and in `--fail`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynamo.core.errors import NotReady
+from dynamo.mocker.simulation.blocks import Change
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.replay.gaps import GapHistogram
 from dynamo.replay.outcome import Flight
@@ -25,7 +26,7 @@ class DelayedCacheEvents(NamedTuple):
     role: Role
     rank_id: RankId
     tier: str
-    events: list[KvEvent]
+    events: Sequence[Change | KvEvent]
 
 
 Ranks = tuple[SimulatedWorker, ...]

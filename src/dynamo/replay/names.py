@@ -4,23 +4,22 @@ A trace's block of, for example, 512 tokens corresponds to eight engine blocks o
 instead of tokens, so no tokens are generated. Tokens after a prompt's last complete block have no name.
 """
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xxhash import xxh3_64_intdigest
+import numpy as np
+from numpy.typing import NDArray
 
 from dynamo.core.errors import ConfigError
-from dynamo.tokens.hashing import U64, packed_sequence_hashes
+from dynamo.tokens.hashing import U64, packed_sequence_hashes, unpacked_hashes
 
-REMEMBERED_MAX = 1 << 15  # Names whose hashes are cached: popular prefixes, some 15 MB.
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(slots=True)
 class PromptNames:
     """Hashes of a prompt's complete blocks."""
 
-    tokens_hashes: list[int]
     sequence_hashes: list[int]
     packed: bytes
     """Token hashes in the router's packed form."""
@@ -38,29 +37,32 @@ class Namer:
         self._engine_tokens = engine_block_tokens
         self._parts = max(1, trace_block_tokens // engine_block_tokens)
         self._joined = max(1, engine_block_tokens // trace_block_tokens)
-        self._known: dict[tuple[int, ...], list[int]] = {}
 
     def names(self, hash_ids: Sequence[int], tokens: int) -> PromptNames:
         """Return the blocks of a prompt of `tokens` tokens. Raise `ConfigError` if there are too few hash ids."""
         complete = tokens // self._engine_tokens
-        found: list[int] = []
-        for at in range(0, len(hash_ids) // self._joined * self._joined, self._joined):
-            if len(found) >= complete:
-                break
-            found += self._blocks(tuple(hash_ids[at : at + self._joined]))
-        if len(found) < complete:
+        blocks = -(-complete // self._parts)
+        if len(hash_ids) < blocks * self._joined:
             raise ConfigError(f"{len(hash_ids)} hash_ids do not cover a prompt of {tokens} tokens")
-        del found[complete:]
-        packed = struct.pack(f">{complete}Q", *found)
-        chained = list(struct.unpack(f">{complete}Q", packed_sequence_hashes(packed)))
-        return PromptNames(found, chained, packed)
+        hashes = self._hashes(hash_ids[: blocks * self._joined])[:complete]
+        packed = hashes.astype(">u8").tobytes()
+        return PromptNames(list(unpacked_hashes(packed_sequence_hashes(packed))), packed)
 
-    def _blocks(self, ids: tuple[int, ...]) -> list[int]:
-        known = self._known.get(ids)
-        if known is None:
-            if len(self._known) >= REMEMBERED_MAX:
-                self._known.clear()
-            head = struct.pack(f"<{len(ids)}Q", *(name & U64 for name in ids))
-            known = [xxh3_64_intdigest(head + bytes((part & 255, part >> 8))) for part in range(self._parts)]
-            self._known[ids] = known
-        return known
+    def _hashes(self, hash_ids: Sequence[int]) -> Hashes:
+        """Return a hash for each engine block of these blocks of the trace."""
+        ids = np.array([name & U64 for name in hash_ids], np.uint64)
+        if self._joined > 1:
+            columns = ids.reshape(-1, self._joined)
+            hashes = mixed(columns[:, 0])
+            for column in range(1, self._joined):
+                hashes = mixed(hashes ^ columns[:, column])
+            return hashes
+        parts = np.arange(self._parts, dtype=np.uint64)
+        return mixed((ids[:, None] * np.uint64(self._parts) + parts).reshape(-1))
+
+
+def mixed(values: Hashes) -> Hashes:
+    """Return hashes of integers by the finalizer of SplitMix64, which gives different values different hashes."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

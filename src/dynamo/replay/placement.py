@@ -3,7 +3,6 @@
 All implementations receive the same events: workers, sent and finished requests, cache events, and steps.
 """
 
-import itertools
 import random
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,15 +12,18 @@ from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import TIERS
-from dynamo.protocols.kv_events import Cleared, KvEvent, KvEventData, NumberedKvEvent, Stored, WorkerKvEvent
+from dynamo.mocker.simulation.blocks import Change, StoredRun
+from dynamo.protocols.kv_events import KvEvent, Removed, Stored
 from dynamo.protocols.load import ForwardPass
 from dynamo.replay.router_settings import RefusalRules
 from dynamo.routing.busy import BusyWorkers, Capacity
 from dynamo.runtime.push_router import PushRouter, RouterMode
+from dynamo.tokens.hashing import packed_hashes
 
 RankId = tuple[int, int]
 """Worker id and rank."""
 DEVICE, HOST = "device", "host_pinned"
+TIER_NUMBERS = {name: number for number, name in enumerate(TIERS)}
 NO_REFUSALS = RefusalRules()
 Caches = dict[tuple[int, int, str], set[int]]
 """Cached blocks by worker, rank and tier."""
@@ -83,7 +85,7 @@ class PlacementPolicy(Protocol):
         """Record the end of a request."""
         ...
 
-    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
+    def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
         """Apply a cache event."""
         ...
 
@@ -108,13 +110,19 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def worker_event(rank_id: RankId, number: int, event: KvEvent, tier: str = DEVICE) -> WorkerKvEvent:
-    """Return an event in the form that routers receive."""
+def apply_change(index: KvIndex, rank_id: RankId, change: Change | KvEvent, tier: str = DEVICE) -> None:
+    """Apply a cache event of a simulated rank, which misses none, to an index."""
     worker, rank = rank_id
-    if isinstance(event, Cleared):
-        return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, "cleared", rank))
-    data = KvEventData(stored=event) if isinstance(event, Stored) else KvEventData(removed=event)
-    return WorkerKvEvent(worker, tier, "worker", NumberedKvEvent(number, data, rank))
+    if isinstance(change, StoredRun):
+        index.store(worker, rank, change.parent, change.hashes, change.packed, TIER_NUMBERS[tier])
+    elif isinstance(change, Removed):
+        index.remove(worker, rank, change.block_hashes, TIER_NUMBERS[tier])
+    elif isinstance(change, Stored):
+        keys = [block.block_hash for block in change.blocks]
+        packed = packed_hashes([block.tokens_hash for block in change.blocks])
+        index.store(worker, rank, change.parent_hash, keys, packed, TIER_NUMBERS[tier])
+    elif tier == DEVICE:
+        index.clear(worker, rank)
 
 
 def held(index: KvIndex) -> Caches:
@@ -149,7 +157,6 @@ class KvPlacement:
     def __init__(self, config: RoutingConfig, seed: int, rules: RefusalRules = NO_REFUSALS) -> None:
         self.router = Router(config, random.Random(seed), rules.profile(config))
         self._busy = BusyWorkers(rules.thresholds(), Capacity(None, None))
-        self._numbers = itertools.count(1)
 
     @property
     def waiting(self) -> int:
@@ -196,8 +203,8 @@ class KvPlacement:
         self.router.finish(request_id, now_s)
         self.router.pace.observe_output(output_tokens)
 
-    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
-        self.router.apply(worker_event(rank_id, next(self._numbers), event, tier))
+    def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
+        apply_change(self.router.index, rank_id, event, tier)
 
     def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         step = passed.scheduled_requests
@@ -265,7 +272,7 @@ class SimplePlacement:
         self._busy[worker][rank] -= 1
         self._router.end(worker)
 
-    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
+    def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
         pass
 
     def observe(self, rank_id: RankId, passed: ForwardPass) -> None:

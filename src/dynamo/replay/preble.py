@@ -1,17 +1,16 @@
 """Preble: the placement rule of the Preble paper, for comparison."""
 
-import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo.core.errors import NotReady
-from dynamo.kv_router import events as kv_events
 from dynamo.kv_router.index import KvIndex
+from dynamo.mocker.simulation.blocks import Change
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass
-from dynamo.replay.placement import DEVICE, Caches, PlacementRequest, RankId, check_caches, worker_event
+from dynamo.replay.placement import DEVICE, Caches, PlacementRequest, RankId, apply_change, check_caches
 
 PREBLE_WINDOW_S = 180.0  # The paper's window of three minutes, over which a worker's load is summed.
 PREBLE_IMBALANCE = 2.0  # Ratio of loads above which the least loaded worker replaces the most loaded one.
@@ -40,7 +39,6 @@ class PreblePlacement:
         self._output_tokens = 256.0
         self._sent: dict[RankId, deque[_Sent]] = {}
         self._load: dict[RankId, float] = {}
-        self._numbers = itertools.count(1)
         self._running: dict[str, RankId] = {}
 
     @property
@@ -89,8 +87,8 @@ class PreblePlacement:
         del self._running[request_id]
         self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
 
-    def apply(self, rank_id: RankId, event: KvEvent, tier: str = DEVICE) -> None:
-        kv_events.apply(self._index, worker_event(rank_id, next(self._numbers), event, tier))
+    def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
+        apply_change(self._index, rank_id, event, tier)
 
     def observe(self, rank_id: RankId, passed: ForwardPass) -> None:
         pass

@@ -43,7 +43,11 @@ class StepFlow:
         if passed is not None:
             self._state.observe(fleet, worker, passed, now_ms)
         self._flow.admit(fleet, now_ms)
-        self._state.push(now_ms, Happening.STEP_BEGINS, worker)
+        heap = self._state.heap
+        if heap and heap[0][0] <= now_ms:
+            self._state.push(now_ms, Happening.STEP_BEGINS, worker)
+        else:  # The next event would be this one.
+            self.begin_step(worker, now_ms)
 
     def _deliver(self, fleet: Fleet, worker: SimulatedWorker, result: StepResult[Flight], now_ms: float) -> None:
         is_serving = fleet.is_serving(worker.worker_id)
@@ -59,7 +63,7 @@ class StepFlow:
                 if not flight.is_transferred:
                     flight.cached_tokens = sequence.cached_tokens
             worker.first_token(sequence, now_ms)
-        for tier, events in ((DEVICE, result.events), (HOST, result.host_events)):
+        for tier, events in ((DEVICE, result.changes), (HOST, result.host_events)):
             if events:
                 self._deliver_cache_event(
                     fleet, DelayedCacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms

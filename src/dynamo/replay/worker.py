@@ -131,7 +131,7 @@ class SimulatedWorker:
             range(turn.input_tokens + flight.migrated_tokens),
             1 if flight.is_prefilling else turn.output_tokens - flight.migrated_tokens,
             now_ms,
-            named=(list(names.tokens_hashes), list(names.sequence_hashes)),
+            named=(names.packed, list(names.sequence_hashes)),
             is_remote=ready_ms is not None,
             stays=flight.is_prefilling,
         )

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 __all__ = [
-    "SEED", "U64", "as_u32", "block_hashes", "mixed_block_hashes", "next_sequence_hash", "packed_block_hashes", "packed_sequence_hashes",
-    "python_packed_block_hashes", "python_packed_sequence_hashes", "seed_of", "sequence_hashes",
+    "SEED", "U64", "as_u32", "block_hashes", "mixed_block_hashes", "next_sequence_hash", "packed_block_hashes", "packed_hashes",
+    "packed_sequence_hashes", "python_packed_block_hashes", "python_packed_sequence_hashes", "seed_of", "sequence_hashes",
+    "unpacked_hashes",
 ]  # fmt: skip
 
 SEED = 1337  # Upstream's constant.
@@ -85,7 +86,17 @@ except ImportError:  # Not built where no compiler was available.
 def block_hashes(tokens: Sequence[int], block_size: int, seed: int = SEED) -> list[int]:
     """Return the hash of each complete block's tokens, first to last. Raise as `packed_block_hashes`."""
     packed = packed_block_hashes(tokens, block_size, seed)
-    return list(struct.unpack(f">{len(packed) // 8}Q", packed))
+    return list(unpacked_hashes(packed))
+
+
+def packed_hashes(hashes: Sequence[int]) -> bytes:
+    """Return hashes packed as by `packed_block_hashes`."""
+    return struct.pack(f">{len(hashes)}Q", *hashes)
+
+
+def unpacked_hashes(packed: bytes) -> tuple[int, ...]:
+    """Return the hashes that `packed_hashes` or `packed_block_hashes` packed."""
+    return struct.unpack(f">{len(packed) // 8}Q", packed)
 
 
 def mixed_block_hashes(

@@ -22,15 +22,21 @@ def test_prompts_share_as_many_blocks_as_their_common_hash_id_prefix(one: list[i
 
 def test_only_complete_blocks_have_hashes() -> None:
     found = Namer(512, 64).names((3, 4), 700)
-    assert len(found.tokens_hashes) == len(found.sequence_hashes) == 10
+    assert len(found.sequence_hashes) == 10
     assert len(found.packed) == 80
 
 
 def test_engine_block_can_span_several_trace_blocks() -> None:
     namer = Namer(16, 64)
     one, other = namer.names((1, 2, 3, 4, 5), 80), namer.names((1, 2, 3, 9, 5), 80)
-    assert len(one.tokens_hashes) == 1
-    assert one.tokens_hashes != other.tokens_hashes
+    assert len(one.packed) == 8
+    assert one.packed != other.packed
+
+
+@given(st.sets(st.integers(0, (1 << 56) - 1), min_size=2, max_size=64))
+def test_different_hash_ids_have_different_hashes(ids: set[int]) -> None:
+    packed = Namer(512, 64).names(sorted(ids), 512 * len(ids)).packed
+    assert len({packed[at : at + 8] for at in range(0, len(packed), 8)}) == 8 * len(ids)
 
 
 def test_incompatible_block_sizes_and_missing_hash_ids_are_refused() -> None:

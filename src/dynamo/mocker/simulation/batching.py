@@ -40,14 +40,15 @@ class Batching(RankState[Owner], abc.ABC):
         max_tokens: int,
         now_ms: float,
         hash_seed: int = SEED,
-        named: tuple[list[int], list[int]] | None = None,
+        named: tuple[bytes, list[int]] | None = None,
         *,
         is_remote: bool = False,
         stays: bool = False,
     ) -> SimulatedSequence[Owner]:
         """Append a request to the waiting queue.
 
-        `named`: token hashes and sequence hashes of the prompt's first blocks, if already computed.
+        `prompt`: a range if the answer's tokens are not used. `named`: packed token hashes and sequence hashes of the prompt's first
+        blocks, if already computed.
         `is_remote`: the prompt is computed by another worker; the sequence holds its blocks until `arrive` is called.
         `stays`: the blocks are held after the end of the sequence, until `let_go`.
         """
@@ -60,7 +61,7 @@ class Batching(RankState[Owner], abc.ABC):
         sequence.is_remote, sequence.stays = is_remote, stays
         sequence.ready_ms = math.inf if is_remote else 0.0
         if named is not None:
-            sequence.tokens_hashes, sequence.hashes = named
+            sequence.packed, sequence.hashes = named
         self._enqueue(sequence)
         return sequence
 
@@ -152,10 +153,11 @@ class Batching(RankState[Owner], abc.ABC):
             self._finish(sequence, end_ms)
         self._is_steady = not (scheduled.sum_prefill_tokens or finished or self.loading or self.loaded)
         passed = ForwardPass(duration_ms / 1000, scheduled, self._queue_metrics())
-        events = self.pool.events()
-        result = StepResult(duration_ms, sequences, tokens, finished, prefilled, events, self.load(), passed)
+        result = StepResult(
+            duration_ms, sequences, tokens, finished, prefilled, self.pool.changes(), self.load(), passed
+        )
         if self.host is not None:
-            self.host.offload(events, end_ms)
+            self.host.offload(result.events, end_ms)
             self.host.settle(end_ms)
             result.host_events = self.host.events()
         return result

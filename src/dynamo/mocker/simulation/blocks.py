@@ -11,11 +11,32 @@ A sequence hash covers the whole prefix and holders release blocks from the end,
 held, and becomes idle after the block.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dynamo.mocker.simulation.eviction import LongestIdle, MultiLru, idle_blocks
 from dynamo.mocker.simulation.rules import EvictionName
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
+from dynamo.tokens.hashing import packed_hashes, unpacked_hashes
+
+
+@dataclass(slots=True)
+class StoredRun:
+    """Consecutive blocks that became readable: the content of a `Stored` event without an object for each block."""
+
+    parent: int | None
+    hashes: list[int]
+    packed: bytes
+    """Token hashes of the blocks, as `tokens.hashing.packed_hashes`."""
+
+    def event(self) -> Stored:
+        """Return the event."""
+        return Stored(self.parent, None, list(map(StoredBlock, self.hashes, unpacked_hashes(self.packed))))
+
+
+Change = StoredRun | Removed
+"""A change of the readable blocks."""
 
 
 class SimulatedBlockPool:
@@ -28,7 +49,9 @@ class SimulatedBlockPool:
         """Sequence hash → number of sequences that hold the block, at least one."""
         self.inactive: LongestIdle | MultiLru = idle_blocks(eviction, capacity)
         """Readable blocks without holders."""
-        self._events: list[KvEvent] = []
+        self._is_prefix_closed = isinstance(self.inactive, LongestIdle)
+        """Whether eviction in order of idleness keeps every readable block's parent readable."""
+        self._changes: list[Change] = []
 
     @property
     def used(self) -> int:
@@ -68,12 +91,16 @@ class SimulatedBlockPool:
         self._evict()
         return True
 
-    def commit(self, parent: int | None, hashes: Sequence[int], tokens_hashes: Sequence[int]) -> None:
-        """Turn private blocks of a sequence, which follow `parent`, into shared blocks."""
-        if self.active.keys().isdisjoint(hashes) and not any(map(self.inactive.__contains__, hashes)):
-            self._commit_new(parent, hashes, tokens_hashes)
+    def commit(self, parent: int | None, hashes: list[int], packed: bytes) -> None:
+        """Turn private blocks of a sequence, which follow `parent`, into shared blocks.
+
+        `packed`: the token hashes. The pool keeps the list.
+        """
+        if self._is_new(hashes):
+            self._commit_new(parent, hashes, packed)
             return
-        stored: list[StoredBlock] = []
+        stored: list[int] = []
+        first = 0
         for index, block_hash in enumerate(hashes):
             if block_hash in self.active:
                 self.active[block_hash] += 1
@@ -82,37 +109,55 @@ class SimulatedBlockPool:
                 self.active[block_hash] = 1
             else:
                 self.active[block_hash] = 1
-                if not stored and index:
-                    parent = hashes[index - 1]
-                stored.append(StoredBlock(block_hash, tokens_hashes[index]))
+                if not stored:
+                    first = index
+                stored.append(index)
         self.private -= len(hashes)
         assert self.private >= 0, "a block was committed twice"
         if stored:
-            self._events.append(Stored(parent, None, stored))
+            tokens_hashes = unpacked_hashes(packed)
+            self._changes.append(
+                StoredRun(
+                    hashes[first - 1] if first else parent,
+                    [hashes[index] for index in stored],
+                    packed_hashes([tokens_hashes[index] for index in stored]),
+                )
+            )
 
-    def _commit_new(self, parent: int | None, hashes: Sequence[int], tokens_hashes: Sequence[int]) -> None:
+    def _is_new(self, hashes: Sequence[int]) -> bool:
+        """Return whether none of these consecutive blocks is readable."""
+        if self._is_prefix_closed:
+            return hashes[0] not in self.active and hashes[0] not in self.inactive
+        return self.active.keys().isdisjoint(hashes) and not any(map(self.inactive.__contains__, hashes))
+
+    def _commit_new(self, parent: int | None, hashes: list[int], packed: bytes) -> None:
         """Commit blocks of which none is readable, most of the blocks of a prompt."""
         self.private -= len(hashes)
         assert self.private >= 0, "a block was committed twice"
         self.active.update(dict.fromkeys(hashes, 1))
-        self._events.append(Stored(parent, None, list(map(StoredBlock, hashes, tokens_hashes))))
+        self._changes.append(StoredRun(parent, hashes, packed))
 
     def release(self, hashes: Sequence[int], private: int) -> None:
         """Release the blocks of a sequence, last block first."""
-        for block_hash in reversed(hashes):
-            holders = self.active[block_hash] - 1
-            if holders:
-                self.active[block_hash] = holders
-            else:
-                del self.active[block_hash]
-                self.inactive[block_hash] = None
+        active = self.active
+        holders = list(map(active.__getitem__, hashes))
+        shared = next((at for at, count in enumerate(reversed(holders)) if count > 1), len(holders))
+        own = hashes[len(hashes) - shared :][::-1]
+        deque(map(active.__delitem__, own), maxlen=0)
+        self.inactive.add_all(own)
+        for block_hash in reversed(hashes[: len(hashes) - shared]):
+            active[block_hash] -= 1
         self.private -= private
         assert self.private >= 0, "a block was freed twice"
 
-    def events(self) -> list[KvEvent]:
+    def changes(self) -> list[Change]:
         """Return the stored and removed blocks since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        changes, self._changes = self._changes, []
+        return changes
+
+    def events(self) -> list[KvEvent]:
+        """Return the same as events."""
+        return events_of(self.changes())
 
     def validate(self) -> None:
         """Raise `AssertionError` if an invariant is violated."""
@@ -125,9 +170,14 @@ class SimulatedBlockPool:
         excess = len(self.active) + len(self.inactive) + self.private - self.capacity
         if excess <= 0:
             return
-        gone = [self.inactive.take() for _ in range(excess)]
-        last = self._events[-1] if self._events else None
+        gone = self.inactive.take(excess)
+        last = self._changes[-1] if self._changes else None
         if isinstance(last, Removed):
             last.block_hashes.extend(gone)
         else:
-            self._events.append(Removed(gone))
+            self._changes.append(Removed(gone))
+
+
+def events_of(changes: Sequence[Change]) -> list[KvEvent]:
+    """Return changes as events."""
+    return [change.event() if isinstance(change, StoredRun) else change for change in changes]

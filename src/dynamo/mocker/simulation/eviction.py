@@ -6,7 +6,7 @@ only, and *LRU*, which considers time only, give the same order here and share o
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from dynamo.mocker.simulation.rules import EvictionName
@@ -29,16 +29,23 @@ class IdleBlocks(Protocol):
     def __delitem__(self, block_hash: int) -> None:
         """Remove a block that is in use again."""
 
-    def take(self) -> int:
-        """Remove and return the next block to evict."""
+    def add_all(self, hashes: Sequence[int]) -> None:
+        """Add blocks that became idle, in that order."""
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return the next blocks to evict."""
 
 
 class LongestIdle(OrderedDict[int, None]):
     """Eviction of the block that has been idle longest."""
 
-    def take(self) -> int:
-        """Remove and return the block that has been idle longest."""
-        return self.popitem(last=False)[0]
+    def add_all(self, hashes: Sequence[int]) -> None:
+        """Add blocks that became idle, in that order."""
+        self.update(dict.fromkeys(hashes))
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return the blocks that have been idle longest."""
+        return [self.popitem(False)[0] for _ in range(count)]
 
 
 class MultiLru:
@@ -76,8 +83,16 @@ class MultiLru:
     def __iter__(self) -> Iterator[int]:
         return iter([block_hash for level in self._levels for block_hash in level])
 
-    def take(self) -> int:
-        """Remove and return the next block to evict."""
+    def add_all(self, hashes: Sequence[int]) -> None:
+        """Add blocks that became idle, in that order."""
+        for block_hash in hashes:
+            self[block_hash] = None
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return the next blocks to evict."""
+        return [self._take() for _ in range(count)]
+
+    def _take(self) -> int:
         level = next(level for level in self._levels if level)
         block_hash = level.popitem(last=False)[0]
         del self._level_of[block_hash]

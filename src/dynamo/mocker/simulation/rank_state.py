@@ -1,7 +1,9 @@
 """RankState: state of a rank of a simulated engine: queues, blocks and their totals."""
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -13,6 +15,7 @@ from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSeq
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.load import QueuedRequests, WorkerLoad
+from dynamo.tokens.hashing import U64, packed_hashes
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class RankState(Generic[Owner]):
     """Finished sequences whose blocks are held for another worker."""
     host: HostTier | None = field(init=False, default=None)
     now_ms: float = field(init=False, default=0.0)
+    unnamed: Iterator[int] = field(init=False)
+    """Hashes of answers' blocks whose tokens are not used."""
     tokens_of: dict[int, list[int]] | None = field(init=False, default=None)
     """Tokens of recently stored blocks by hash; None if unused. The consumer clears it."""
     steps: int = field(init=False, default=0)
@@ -65,6 +70,7 @@ class RankState(Generic[Owner]):
 
     def __post_init__(self) -> None:
         self.pool = SimulatedBlockPool(self.limits.num_blocks, self.limits.eviction)
+        self.unnamed = itertools.count(self.source.first_hash)
         if self.limits.host is not None and self.limits.enable_prefix_caching:
             self.host = HostTier(self.limits.host)
 
@@ -227,7 +233,7 @@ class RankState(Generic[Owner]):
             return
         self._extend_hashes(sequence, complete)
         parent = sequence.hashes[done - 1] if done else None
-        self.pool.commit(parent, sequence.hashes[done:complete], sequence.tokens_hashes[done:complete])
+        self.pool.commit(parent, sequence.hashes[done:complete], sequence.packed[8 * done : 8 * complete])
         if self.tokens_of is not None:
             for index in range(done, complete):
                 self.tokens_of[sequence.hashes[index]] = self._tokens(sequence, index, index + 1)
@@ -237,8 +243,15 @@ class RankState(Generic[Owner]):
     def _extend_hashes(self, sequence: SimulatedSequence[Owner], blocks: int) -> None:
         """Hash further blocks of the prompt and the answer, up to `blocks`."""
         known = len(sequence.hashes)
-        if blocks > known:
-            sequence.extend_hashes(self._tokens(sequence, known, blocks), self.limits.block_tokens)
+        if blocks <= known:
+            return
+        end = blocks
+        if isinstance(sequence.prompt, range):  # No token of the answer is used: a unique hash identifies its blocks.
+            end = max(known, min(blocks, len(sequence.prompt) // self.limits.block_tokens))
+        if end > known:
+            sequence.extend_hashes(self._tokens(sequence, known, end), self.limits.block_tokens)
+        if blocks > end:
+            sequence.extend_packed(packed_hashes([next(self.unnamed) & U64 for _ in range(end, blocks)]))
 
     def _tokens(self, sequence: SimulatedSequence[Owner], first: int, end: int) -> list[int]:
         """Return the tokens of a range of blocks."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dynamo.tokens.hashing import SEED, block_hashes, next_sequence_hash
+from dynamo.tokens.hashing import SEED, next_sequence_hash, packed_block_hashes, packed_sequence_hashes, unpacked_hashes
 
 Owner = TypeVar("Owner")
 
@@ -55,7 +55,8 @@ class SimulatedSequence(Generic[Owner]):
     """Time at which the blocks that are being copied arrive."""
     cached_tokens: int = 0
     """Prompt tokens that were cached at the first admission."""
-    tokens_hashes: list[int] = field(default_factory=list)
+    packed: bytes = b""
+    """Token hashes of the complete blocks computed so far, as `tokens.hashing.packed_block_hashes`."""
     hashes: list[int] = field(default_factory=list)
     """Sequence hashes of the complete blocks computed so far."""
     committed: int = 0
@@ -85,8 +86,15 @@ class SimulatedSequence(Generic[Owner]):
 
     def extend_hashes(self, tokens: list[int], block_tokens: int) -> None:
         """Append the hashes of the next complete blocks, which consist of `tokens`."""
-        previous = self.hashes[-1] if self.hashes else None
-        for tokens_hash in block_hashes(tokens, block_tokens, self.hash_seed):
+        self.extend_packed(packed_block_hashes(tokens, block_tokens, self.hash_seed))
+
+    def extend_packed(self, packed: bytes) -> None:
+        """Append the hashes of the next complete blocks, given their token hashes."""
+        self.packed += packed
+        if not self.hashes:
+            self.hashes += unpacked_hashes(packed_sequence_hashes(packed))
+            return
+        previous = self.hashes[-1]
+        for tokens_hash in unpacked_hashes(packed):
             previous = next_sequence_hash(previous, tokens_hash)
-            self.tokens_hashes.append(tokens_hash)
             self.hashes.append(previous)

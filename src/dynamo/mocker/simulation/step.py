@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Generic
 
+from dynamo.mocker.simulation.blocks import Change, events_of
 from dynamo.mocker.simulation.sequence import Owner, SimulatedSequence
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
@@ -21,8 +22,14 @@ class StepResult(Generic[Owner]):
     """Sequences that get `last_token` and end."""
     prefilled: list[SimulatedSequence[Owner]]
     """Sequences of this step whose prompt was completed by it; for the others the token is not the first."""
-    events: list[KvEvent]
+    changes: list[Change]
+    """Stored and removed blocks of the device."""
     load: WorkerLoad
     forward_pass: ForwardPass
     host_events: list[KvEvent] = field(default_factory=list)
     """Stored and removed blocks of the host tier."""
+
+    @property
+    def events(self) -> list[KvEvent]:
+        """Return the changes as events."""
+        return events_of(self.changes)

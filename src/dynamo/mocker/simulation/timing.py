@@ -25,11 +25,12 @@ def decodes_ms(times: StepTimes, contexts: range, capacity_tokens: int, sequence
     """Return the milliseconds of consecutive decode steps with these numbers of cached tokens."""
     if not isinstance(times, Timing) or not times.decode_ratio or not contexts.start:
         return [times.decode_ms(context, capacity_tokens, sequences) for context in contexts]
-    ratio, found = times.decode_ratio, list[float]()  # `Timing.decode_ms` without a call for each step.
-    for context in contexts:
-        used = min(context / capacity_tokens, 1.0)
-        found.append(max(LEAST_STEP_MS, -25.74 * used * used + 54.01 * used + 5.74) / ratio)
-    return found
+    if contexts[-1] > capacity_tokens:
+        return [times.decode_ms(context, capacity_tokens, sequences) for context in contexts]
+    # `Timing.decode_ms` without a call for each step. Between 0 and 1 the polynomial is above `LEAST_STEP_MS`.
+    ratio = times.decode_ratio
+    shares = [context / capacity_tokens for context in contexts]
+    return [(-25.74 * used * used + 54.01 * used + 5.74) / ratio for used in shares]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class TokenSource:
         self._random = Random(seed)
         draws = array("Q", self._random.randbytes(8 * IDS))
         self.mask = IDS - 1
+        self.first_hash = draws[0]
+        """First of the source's hashes for blocks whose tokens are not used; other seeds have other ones."""
         self.ids = [allowed[draw % len(allowed)] for draw in draws]
 
     def offset(self) -> int:

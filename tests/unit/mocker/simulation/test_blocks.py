@@ -2,11 +2,12 @@
 
 from dynamo.mocker.simulation.blocks import SimulatedBlockPool
 from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
+from dynamo.tokens.hashing import packed_hashes
 
 
 def filled(pool: SimulatedBlockPool, hashes: list[int]) -> None:
     assert pool.take(len(hashes))
-    pool.commit(None, hashes, [block_hash * 10 for block_hash in hashes])
+    pool.commit(None, hashes, packed_hashes([block_hash * 10 for block_hash in hashes]))
 
 
 def test_block_pool_counts_allocated_and_released_blocks() -> None:
@@ -29,7 +30,7 @@ def test_pool_reports_stored_blocks_once_with_their_parent() -> None:
     filled(pool, [1, 2])
     assert pool.events() == [Stored(None, None, [StoredBlock(1, 10), StoredBlock(2, 20)])]
     assert pool.take(2)
-    pool.commit(None, [1, 2], [10, 20])
+    pool.commit(None, [1, 2], packed_hashes([10, 20]))
     assert pool.events() == []
     assert pool.active == {1: 2, 2: 2}
     assert pool.used == 2
@@ -88,4 +89,14 @@ def test_inactive_block_is_reused_when_its_content_is_computed_again() -> None:
     assert pool.events() == []
     assert pool.active == {1: 1}
     assert not pool.inactive
+    pool.validate()
+
+
+def test_blocks_shared_by_two_sequences_stay_active_when_one_is_released() -> None:
+    pool = SimulatedBlockPool(8)
+    filled(pool, [1, 2])
+    filled(pool, [1, 2, 3, 4])
+    pool.release([1, 2, 3, 4], 0)
+    assert pool.active == {1: 1, 2: 1}
+    assert list(pool.inactive) == [4, 3], "the last block becomes idle first"
     pool.validate()

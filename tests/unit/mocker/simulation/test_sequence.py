@@ -1,7 +1,7 @@
 """A sequence computes its own hashes and its own end."""
 
 from dynamo.mocker.simulation.sequence import SimulatedSequence
-from dynamo.tokens.hashing import block_hashes, sequence_hashes
+from dynamo.tokens.hashing import block_hashes, packed_hashes, sequence_hashes
 
 
 def sequence(prompt: list[int], max_tokens: int = 5) -> SimulatedSequence[None]:
@@ -15,7 +15,7 @@ def test_hashes_are_independent_of_chunk_boundaries() -> None:
     for start in range(0, 12, 4):
         many.extend_hashes(tokens[start : start + 4], 4)
     assert one.hashes == many.hashes == sequence_hashes(block_hashes(tokens, 4))
-    assert one.tokens_hashes == many.tokens_hashes == block_hashes(tokens, 4)
+    assert one.packed == many.packed == packed_hashes(block_hashes(tokens, 4))
 
 
 def test_sequence_ends_in_the_step_of_its_last_token() -> None:
