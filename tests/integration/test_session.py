@@ -94,6 +94,7 @@ if sys.argv[-1] == "engine":
         server.listen()
         print("bound", flush=True)
         time.sleep(60)
+    sys.exit()
 code = pathlib.Path("/proc/self/cmdline").read_text().split(chr(0))[2]
 child = subprocess.Popen([sys.executable, "-c", code, "PORT", "engine"], stdout=subprocess.PIPE)
 assert child.stdout.readline() == b"bound\\n", "the port is in use"
