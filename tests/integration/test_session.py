@@ -223,6 +223,7 @@ def test_a_worker_killed_while_serving_is_started_again(tmp_path: Path, runs: li
     victim = run.pid("worker-1")
     os.kill(victim, signal.SIGKILL)
     run.until("worker-1 was killed by SIGKILL; restarting it")
+    assert "worker-1 was killed by SIGKILL; restarting it" in (run.home / "logs" / "serve.log").read_text()
     wait_for(lambda: run.pid("worker-1") != victim, lambda: "worker-1 was never started again")
     assert is_alive(run.pid("worker-2"))
     run.process.send_signal(signal.SIGTERM)
