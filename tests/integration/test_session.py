@@ -28,7 +28,7 @@ import json, os, sys
 from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph
-from dynamo.cli.progress import ProgressLine
+from dynamo.core.progress import ProgressLine
 
 from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession
 from dynamo.core.locked_directory import LockedDirectory

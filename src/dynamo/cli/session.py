@@ -12,10 +12,10 @@ from dynamo.cli.announcement import Announcement
 from dynamo.cli.autoscale import FOLLOW_S, Autoscaler, PlannerFollower, explain
 from dynamo.cli.graph import FRONTEND, PLANNER, Graph, ProcessGraph
 from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
-from dynamo.cli.progress import ProgressLine
 from dynamo.cli.replicas import DevicePool
 from dynamo.core.errors import DynamoException
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.core.progress import ProgressLine
 from dynamo.core.supervisor import Event, Exited, Process, Supervisor
 from dynamo.ops.graphs import (
     GraphRecord,
