@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.ports import free_port
-from tests.cluster.processes import ProcessGroup, stop_process, wait_until
+from tests.cluster.processes import LOG_TAIL_BYTES, ProcessGroup, stop_process, wait_until
 from tests.engines.tiny_model import write_adapter, write_model
 from tools.engines_env import EnginesMissing, ensure_engines, has_nixl
 
@@ -83,6 +83,18 @@ class EngineCluster(ProcessGroup):
             return [one["id"] for one in self.http.get(self.url("/v1/models")).json()["data"]]
         except httpx.TransportError:
             return []
+
+    def instances(self) -> set[int]:
+        """Return the ids of the instances that the frontend finds."""
+        try:
+            return {one["instance_id"] for one in self.http.get(self.url("/health")).json()["instances"]}
+        except httpx.TransportError:
+            return set()
+
+    def logs(self) -> str:
+        """Return the end of each log, also of processes that another one starts."""
+        paths = sorted(self.folder.rglob("*.log"))
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-LOG_TAIL_BYTES:]}" for path in paths)
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"

@@ -100,11 +100,15 @@ def test_dynamo_serve_separates_prefill_restarts_a_worker_that_dies_and_ends_on_
     log = served.run("logs", "--process", "prefill-1", "--tail", "200").stdout
     assert log.startswith("prefill-1: ")
 
+    before = servers.instances()
     os.kill(pids["worker-1"], signal.SIGKILL)
     served.wait_output("worker-1 was killed by SIGKILL; restarting it", 60)
-    wait_until(lambda: served.workers().get("worker-1") not in {None, pids["worker-1"]}, servers.logs())
+    servers.wait_until(
+        lambda: served.workers().get("worker-1") not in {None, pids["worker-1"]}, "it has no new process"
+    )
     assert served.status()["status"] == "WARN", "the worker is not ready at once"
-    wait_until(lambda: served.status()["status"] == "PASS", servers.logs(), START_S)
+    servers.wait_until(lambda: servers.instances() - before, "the new worker did not register", START_S)
+    servers.wait_until(lambda: served.status()["status"] == "PASS", "the graph is not ready")
     assert servers.complete(prompt, max_tokens=8)["choices"][0]["text"] == first
     found = served.run("troubleshoot", "--json")
     assert "host-memory" in {one["signature"] for one in json.loads(found.stdout)["signatures"]}

@@ -28,7 +28,7 @@ import json, os, sys
 from pathlib import Path
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.graph import Graph
-from dynamo.cli.progress import ProgressLine
+from dynamo.core.progress import ProgressLine
 
 from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession
 from dynamo.core.locked_directory import LockedDirectory
@@ -83,6 +83,22 @@ home = pathlib.Path(sys.argv[2])
 (home.parent / f"{sys.argv[1]}.new").rename(home.parent / f"{sys.argv[1]}.pid")
 (home / "discovery" / sys.argv[1]).touch()
 time.sleep(60)
+"""
+
+# Starts a process that keeps a port, as engines do; it ends with an error if the port is in use.
+ENGINE = """
+import pathlib, socket, subprocess, sys, time
+if sys.argv[-1] == "engine":
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", int(sys.argv[1])))
+        server.listen()
+        print("bound", flush=True)
+        time.sleep(60)
+    sys.exit()
+code = pathlib.Path("/proc/self/cmdline").read_text().split(chr(0))[2]
+child = subprocess.Popen([sys.executable, "-c", code, "PORT", "engine"], stdout=subprocess.PIPE)
+assert child.stdout.readline() == b"bound\\n", "the port is in use"
+(pathlib.Path(sys.argv[2]).parent / "engine.pid").write_text(str(child.pid))
 """
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WORKER
@@ -207,11 +223,29 @@ def test_a_worker_killed_while_serving_is_started_again(tmp_path: Path, runs: li
     victim = run.pid("worker-1")
     os.kill(victim, signal.SIGKILL)
     run.until("worker-1 was killed by SIGKILL; restarting it")
+    assert "worker-1 was killed by SIGKILL; restarting it" in (run.home / "logs" / "serve.log").read_text()
     wait_for(lambda: run.pid("worker-1") != victim, lambda: "worker-1 was never started again")
     assert is_alive(run.pid("worker-2"))
     run.process.send_signal(signal.SIGTERM)
     assert run.ends() == 0
     assert not is_alive(run.pid("worker-1"))
+
+
+def test_worker_that_was_killed_leaves_no_process_of_its_engine(tmp_path: Path, runs: list[Run]) -> None:
+    reserved = reserve_port("127.0.0.1", 0)
+    port = reserved.getsockname()[1]
+    reserved.close()
+    run = Run(tmp_path, [ENGINE.replace("PORT", str(port)) + WORKER])
+    runs.append(run)
+    run.until("Ready in")
+    victim, engine = run.pid("worker-1"), run.pid("engine")
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: run.pid("worker-1") != victim, lambda: f"worker-1 was never started again:\n{run.text()}")
+    assert run.text().count("restarting it") == 1, "the new engine found its port free"
+    assert not is_alive(engine)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ends() == 0
+    assert not is_alive(run.pid("engine"))
 
 
 def test_worker_that_fails_repeatedly_ends_the_graph(tmp_path: Path, runs: list[Run]) -> None:

@@ -1,20 +1,45 @@
 """`dynamo-run in=… out=…`: upstream's former command line, mapped onto `dynamo serve`, `dynamo chat` and the processes of a graph."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo.cli.external import KINDS
+from dynamo.cli.machine import reserve_port
 from dynamo.core.config import environ, exit_on_config_error
-from dynamo.core.errors import ConfigError, StartupError
+from dynamo.core.errors import ConfigError, DynamoException, StartupError
 from dynamo.core.parent import VARIABLE
+from dynamo.core.progress import activity
 
-USAGE = "usage: dynamo-run in=http|text|batch:FILE|dyn://NAMESPACE.COMPONENT.ENDPOINT out=cpu|mocker|vllm|sglang|trtllm|auto [MODEL] [flags]"
+HELP = """\
+dynamo-run: upstream's former command line, as commands of today
+
+usage: dynamo-run [in=INPUT] [out=ENGINE] [MODEL] [flags]
+
+  in=text                  chat in this terminal (default)
+  in=stdin                 one prompt: the standard input up to its end
+  in=batch:FILE            a prompt in each line of FILE, {"text": "..."}; responses go to output.jsonl in its directory
+  in=http                  serve the OpenAI API; the same as dynamo serve
+  in=dyn://NS.COMP.ENDP    one worker of this endpoint, for a frontend elsewhere
+
+  out=cpu                  the embedded engine; without MODEL its demo model (default)
+  out=mocker               a simulated engine with random tokens
+  out=vllm|sglang|trtllm   this engine, with its own flags
+  out=auto                 workers of other processes, found by discovery (also out=dyn)
+
+The flags are those of dynamo serve, of the engine, or, with out=auto, of python -m dynamo.frontend.
+
+  dynamo-run DIR                                  chat with a checkpoint
+  dynamo-run in=http out=mocker --http-port 8000  serve a simulated engine
+  dynamo-run in=dyn://dynamo.backend.generate out=cpu DIR
+  dynamo-run in=text out=auto                     chat with that worker
+"""
 ENGINES = ("cpu", "mocker", *(one for one in KINDS if one != "openai_proxy"))
 ALIASES = {"echo": "mocker", "echo_core": "mocker", "echo_full": "mocker", "mistralrs": "cpu", "llamacpp": "cpu"}
 """Engines of the former command that this project does not have, and their closest relative here."""
@@ -22,7 +47,14 @@ RENAMED = {"--model-config": "--model-path", "--num-nodes": "--nnodes"}
 OWN_FLAGS = ("--http-port", "--http-host", "--router-mode", "--workers", "--prefill-workers", "--verbose")
 READY_S, POLL_S = 3600.0, 0.2
 END_S = 60.0
+HEALTH_TIMEOUT_S = 2.0
+TOKENS_MAX = 256
+"""Output tokens of a prompt of a file, and of the simulated engine, which ends no response by itself."""
 OUTPUT = "output.jsonl"
+DYN = "dyn://"
+ENDPOINT = "dyn://NAMESPACE.COMPONENT.ENDPOINT"
+LOCALHOST = "127.0.0.1"
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +78,7 @@ class FormerCommand:
     @property
     def process(self) -> list[str]:
         """Return the arguments of Python for one process: a worker of an endpoint, or a frontend that finds workers."""
-        if self.source.startswith("dyn://"):
+        if self.source.startswith(DYN):
             model = (
                 ["--model" if self.target in {"vllm", "trtllm"} else "--model-path", self.model] if self.model else []
             )
@@ -57,21 +89,28 @@ class FormerCommand:
 def parse(argv: Sequence[str]) -> FormerCommand:
     """Return a parsed command line. Raise `ConfigError`."""
     words = list(argv)
-    source = next((word[3:] for word in words if word.startswith("in=")), "")
-    target = next((word[4:] for word in words if word.startswith("out=")), "")
+    source = next((word[3:] for word in words if word.startswith("in=")), "text")
+    given = next((word[4:] for word in words if word.startswith("out=")), "cpu")
     rest = [RENAMED.get(word, word) for word in words if not word.startswith(("in=", "out="))]
-    if not source or not target:
-        raise ConfigError(f"in= and out= are required; {USAGE}")
-    if source not in {"http", "text", "stdin"} and not source.startswith(("batch:", "dyn://")):
-        raise ConfigError(f"in={source}: must be http, text, stdin, batch:FILE or dyn://…")
-    target = ALIASES.get(target, target)
-    is_remote = target == "auto" or target.startswith("dyn://")
-    if not is_remote and target not in ENGINES:
-        raise ConfigError(f"out={target}: must be {', '.join(ENGINES)} or auto")
-    if is_remote and source != "http":
-        raise ConfigError(f"in={source} out={target}: workers of other processes are served with in=http")
+    if source not in {"http", "text", "stdin"} and not source.startswith(("batch:", DYN)):
+        raise ConfigError(f"in={source}: must be http, text, stdin, batch:FILE or {ENDPOINT}")
+    if source.startswith(DYN) and not is_endpoint(source):
+        raise ConfigError(f"in={source}: expected {ENDPOINT}")
+    target = "auto" if given == "dyn" or given.startswith(DYN) else ALIASES.get(given, given)
+    if target != "auto" and target not in ENGINES:
+        raise ConfigError(f"out={given}: must be {', '.join(ENGINES)} or auto")
+    if target == "auto" and source.startswith(DYN):
+        raise ConfigError(f"in={source} out={given}: a worker needs an engine; out must be {', '.join(ENGINES)}")
     model = rest.pop(0) if rest and not rest[0].startswith("-") else None
-    return FormerCommand(source=source, target="auto" if is_remote else target, model=model, flags=tuple(rest))
+    if target == "auto" and model is not None:
+        raise ConfigError(f"out={given} {model}: the workers have models of their own; expected no MODEL")
+    return FormerCommand(source=source, target=target, model=model, flags=tuple(rest))
+
+
+def is_endpoint(text: str) -> bool:
+    """Return whether a text is `dyn://` with a namespace, a component and an endpoint."""
+    parts = text.removeprefix(DYN).split(".")
+    return len(parts) >= 3 and all(parts)
 
 
 def split_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -92,14 +131,17 @@ def split_flags(flags: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(argv: Sequence[str]) -> int:
     """Run `dynamo-run`; return the exit status."""
     if not argv or argv[0] in {"-h", "--help"}:
-        print(USAGE)
+        print(HELP, end="")
         return 0
     command = parse(argv)
     if command.source == "http" and command.target != "auto":
         return _replace_process(["-m", "dynamo.cli", "serve", *command.serve])
-    if command.source == "http" or command.source.startswith("dyn://"):
+    if command.source == "http" or command.source.startswith(DYN):
         return _replace_process(command.process)
-    return _with_server(command)
+    try:
+        return _with_server(command)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _replace_process(arguments: Sequence[str]) -> int:
@@ -109,24 +151,49 @@ def _replace_process(arguments: Sequence[str]) -> int:
 
 
 def _with_server(command: FormerCommand) -> int:
-    """Start a server for one conversation or one file, and end it afterwards."""
+    """Start a server for one conversation, one prompt or one file, and end it afterwards."""
     path = Path(command.source.removeprefix("batch:")) if command.source.startswith("batch:") else None
     prompts = [] if path is None else read_prompts(path)
+    prompt = sys.stdin.read().strip() if command.source == "stdin" else ""
+    if command.source == "stdin" and not prompt:
+        raise ConfigError("in=stdin: the standard input has no prompt")
     name = f"dynamo-run-{os.getpid()}"
-    arguments = ["-m", "dynamo.cli", "serve", "--name", name, "--http-port", "0", *command.serve]
+    with contextlib.ExitStack() as stack:
+        arguments, url = ["-m", "dynamo.cli", "serve", "--name", name, "--http-port", "0", *command.serve], ""
+        if command.target == "auto":
+            reserved = stack.enter_context(contextlib.closing(reserve_port(LOCALHOST, 0)))
+            url = f"http://{LOCALHOST}:{reserved.getsockname()[1]}"
+            address = ["--http-host", LOCALHOST, "--http-port", url.rpartition(":")[2]]
+            arguments = [*command.process, *address]
+        server = stack.enter_context(_server(arguments))
+        with activity(f"starting {command.model or command.target}") as show:
+            if url:
+                show("waiting for a worker of this discovery")
+                model = _await_model(server, url)
+            else:
+                url, model = _await_server(server, name)
+        limits = {"max_tokens": TOKENS_MAX} if path is not None or command.target == "mocker" else {}
+        if path is not None:
+            return _batch(url, model, path, prompts)
+        if prompt:
+            return _complete(url, model, prompt, limits)
+        from dynamo.cli.chat import chat
+
+        return chat(["--url", url, *(f"--max-tokens={value}" for value in limits.values())])
+
+
+@contextlib.contextmanager
+def _server(arguments: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a server for the block. Ctrl-C does not reach it: it interrupts a response, and the server ends with the block."""
     server = subprocess.Popen(  # noqa: S603 -- a list of arguments, no shell
         [sys.executable, "-P", *arguments],
         stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
         env={**environ(), VARIABLE: str(os.getpid())},
+        process_group=0,
     )
     try:
-        url, model = _await_server(server, name)
-        if path is not None:
-            return _batch(url, model, path, prompts)
-        from dynamo.cli.chat import chat
-
-        return chat(["--url", url])
+        yield server
     finally:
         server.terminate()
         try:
@@ -147,6 +214,34 @@ def _await_server(server: "subprocess.Popen[bytes]", name: str) -> tuple[str, st
                 return graph.record.url, graph.record.model
         time.sleep(POLL_S)
     raise StartupError(f"dynamo serve ended with status {server.poll()} before it was ready")
+
+
+def _await_model(server: "subprocess.Popen[bytes]", url: str) -> str:
+    """Return the first model that a frontend finds. Raise `StartupError` if the frontend ends."""
+    from dynamo.http.client import ChatClient, environment_key
+
+    client = ChatClient(url, HEALTH_TIMEOUT_S, key=environment_key())
+    deadline = time.monotonic() + READY_S
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(DynamoException):
+            if models := client.models():
+                return models[0]
+        time.sleep(POLL_S)
+    raise StartupError(f"the frontend ended with status {server.poll()} before it found a worker")
+
+
+def _complete(url: str, model: str, prompt: str, limits: Mapping[str, int]) -> int:
+    """Stream the response to one prompt to the standard output. Raise `StartupError` if the request fails."""
+    from dynamo.http.client import ChatClient, environment_key
+
+    client = ChatClient(url, key=environment_key())
+    try:
+        for delta in client.chat(model, [{"role": "user", "content": prompt}], limits):
+            print(delta.content, end="", flush=True)
+    except DynamoException as error:
+        raise StartupError(str(error)) from None
+    print()
+    return 0
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -172,7 +267,7 @@ def _batch(url: str, model: str, path: Path, texts: Sequence[str]) -> int:
     failures = 0
     with open(path.parent / OUTPUT, "w", encoding="utf-8") as output:
         for text in texts:
-            result = chat_once(url, prefer=[model], prompt=text, max_tokens=256)
+            result = chat_once(url, prefer=[model], prompt=text, max_tokens=TOKENS_MAX)
             failures += not result.is_success
             choices = result.response.get("choices") or [{}]
             response = (choices[0].get("message") or {}).get("content")

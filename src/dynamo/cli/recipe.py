@@ -16,7 +16,16 @@ from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
 from dynamo.operator.validation.facts import AdmissionFacts
 from dynamo.ops.doctor.command import print_report
-from dynamo.ops.recipes.catalog import Recipe, find_recipes, root_of, select_recipe, selected
+from dynamo.ops.recipes.catalog import (
+    DEPLOY,
+    FRAMEWORKS,
+    Recipe,
+    find_recipes,
+    recipe_at,
+    root_of,
+    select_recipe,
+    selected,
+)
 from dynamo.ops.recipes.checks import report, rows_of_recipe
 from dynamo.ops.recipes.parts import RecipeFiles, SourcedObject, gpu_total
 from dynamo.ops.recipes.patch import RecipePatch, counts, pairs, patched
@@ -175,12 +184,19 @@ def target_of(config: RecipeTargetConfig) -> Recipe:
     path = Path(config.target)
     if config.root is None and path.exists():  # A recipe outside the directory of the recipes.
         folder = path.resolve() if path.is_dir() else path.resolve().parent
-        for root in folder.parents:
-            if found := [one for one in find_recipes(root) if Path(one.path).resolve() == folder]:
-                return found[0]
-            if root.name == "recipes":
-                break
+        if (folder / DEPLOY).is_file():
+            return recipe_of_folder(folder)
     return select_recipe(find_recipes(root_of(config.root)), config.target)
+
+
+def recipe_of_folder(folder: Path) -> Recipe:
+    """Return the recipe of a directory, from the directories above it. Raise `ConfigError` if they name no framework."""
+    found = next((one for root in folder.parents if (one := recipe_at(root, folder / DEPLOY))), None)
+    if found is None:
+        raise ConfigError(
+            f"NAME {folder}: expected a path that ends with MODEL/FRAMEWORK/MODE; FRAMEWORK is {', '.join(FRAMEWORKS)}"
+        )
+    return found
 
 
 def show(argv: Sequence[str]) -> int:

@@ -14,13 +14,13 @@ from dynamo.cli.command_lines import as_commands
 from dynamo.cli.external import PORT_BASE, RANKS, WORKERS, ExternalEngine, WorkerPorts
 from dynamo.cli.graph import PREFILL, WORKER, GraphLocation, PerWorker, plan
 from dynamo.cli.machine import cores, devices_of, free_port_base, reserve_port
-from dynamo.cli.progress import ProgressLine
 from dynamo.cli.replicas import DevicePool
 from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession, shows_logs
 from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
 from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.core.progress import ProgressLine
 from dynamo.ops.graphs import record_failed_start
 
 PURPOSES = 5

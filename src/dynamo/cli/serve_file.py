@@ -19,12 +19,12 @@ from dynamo.cli.graph import PLANES, GraphLocation
 from dynamo.cli.graph_file import FileGraph, frontend_arguments, translate, with_flags
 from dynamo.cli.machine import reserve_port
 from dynamo.cli.manifests import Manifest, check_manifests, read_manifests
-from dynamo.cli.progress import ProgressLine
 from dynamo.cli.session import LOGS_KEPT, PREFIX, ServeSession, shows_logs
 from dynamo.core.config import as_flags, build_parser, from_namespace, load, option
 from dynamo.core.errors import ConfigError
 from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.core.progress import ProgressLine
 from dynamo.operator.conversion.convert import convert
 from dynamo.operator.defaulting import with_defaults
 from dynamo.operator.validation.facts import AdmissionFacts, part

@@ -12,10 +12,10 @@ from dynamo.cli.announcement import Announcement
 from dynamo.cli.autoscale import FOLLOW_S, Autoscaler, PlannerFollower, explain
 from dynamo.cli.graph import FRONTEND, PLANNER, Graph, ProcessGraph
 from dynamo.cli.life import EndGraph, GraphLife, Phase, RestartProcess
-from dynamo.cli.progress import ProgressLine
 from dynamo.cli.replicas import DevicePool
 from dynamo.core.errors import DynamoException
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.core.progress import ProgressLine
 from dynamo.core.supervisor import Event, Exited, Process, Supervisor
 from dynamo.ops.graphs import (
     GraphRecord,
@@ -31,6 +31,8 @@ POLL_S = 0.05  # Short, because start-up time is visible; a request to /health c
 HEALTH_TIMEOUT_S = 1.0
 RECORD_S = 30.0  # A process that was restarted is recorded at once; this covers records that could not be written.
 LOG_LINES_SHOWN = 12
+SERVE_LOG = "serve"
+"""Name of the log of `dynamo serve` itself, which has the ends of its processes."""
 PREFIX = SERVE_PREFIX
 LOGS_KEPT = 5  # Runs whose logs are kept: enough to compare a crash with the ones before it.
 FRONTEND_DRAIN_S = 7.0  # The frontend's own drain timeout for active requests is 5 s; the rest is for closing.
@@ -147,13 +149,20 @@ class ServeSession:
                     if scaler is None or outcome.culprit is None or not scaler.replicas.lose(outcome.culprit):
                         return outcome
                     self._life.survive(outcome.culprit)
-                    self._progress.print_line(given_up_message(outcome, self._log_named(outcome.culprit)))
+                    self._note(given_up_message(outcome, self._log_named(outcome.culprit)))
                 if isinstance(outcome, RestartProcess):
                     self._supervisor.restart(self._process(outcome.name), outcome.delay_s)
-                    self._progress.print_line(restart_message(outcome, self._log_named(outcome.name)))
+                    self._note(restart_message(outcome, self._log_named(outcome.name)))
             if scaler is not None and (change := scaler.step()):
                 self._progress.print_line(explain(change, self._planner_decisions()))
             self._record(GraphState.SERVING)
+
+    def _note(self, message: str) -> None:
+        """Print a message about a process, and add it to the log that `dynamo logs` and `dynamo troubleshoot` read."""
+        path = self._supervisor.log_path(SERVE_LOG)
+        with contextlib.suppress(OSError), open(path or os.devnull, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
+        self._progress.print_line(message)
 
     def _record(self, state: GraphState, end: str = "") -> None:
         """Write the processes that run now for `dynamo status`, if they have changed; a full disk does not end the graph."""

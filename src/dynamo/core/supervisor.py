@@ -57,7 +57,8 @@ Event = Exited | Signalled
 class Supervisor:
     """Owner of the processes: all of them end with it.
 
-    Each process is in its own process group, so that Ctrl-C reaches only the supervisor, which stops them in order.
+    Each process is in its own process group, so that Ctrl-C reaches only the supervisor, which stops them in order. When it
+    ends, also when it was killed, the rest of its group is killed: an engine's own processes would keep its ports and devices.
     If the supervisor is killed, each of them ends too (`core.parent`).
     """
 
@@ -203,7 +204,7 @@ class Supervisor:
         ended = [
             Exited(name, popen.returncode, now_s - self._started_s[name])
             for name, popen in self._running.items()
-            if popen.poll() is not None
+            if _has_ended(popen)
         ]
         for event in ended:
             del self._running[event.name]
@@ -217,6 +218,18 @@ class Supervisor:
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, number)
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Return whether a process has ended; kill what it left of its group before its id can be that of another group."""
+    if hasattr(os, "waitid"):  # Python 3.11 and 3.12 lack it on macOS.
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+    elif process.poll() is None:
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies.
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait() is not None
 
 
 def _on_signal(number: int, frame: object) -> None:

@@ -35,15 +35,21 @@ def test_endpoint_is_a_worker_and_auto_is_a_frontend() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("in=http", "in= and out= are required"),
+        ("in=dyn://a.b out=cpu", "in=dyn://a.b: expected dyn://NAMESPACE.COMPONENT.ENDPOINT"),
+        ("in=dyn://a.b.c out=dyn", "in=dyn://a.b.c out=dyn: a worker needs an engine"),
+        ("in=http out=auto m", "out=auto m: the workers have models of their own"),
         ("in=ftp out=cpu", "in=ftp: must be http, text, stdin, batch:FILE or dyn://"),
         ("in=http out=other", "out=other: must be cpu, mocker, vllm"),
-        ("in=text out=auto", "workers of other processes are served with in=http"),
     ],
 )
 def test_invalid_dynamo_run_arguments_are_refused_by_name(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(line.split())
+
+
+def test_defaults_are_a_chat_with_the_embedded_engine() -> None:
+    command = parse(["m"])
+    assert (command.source, command.target, command.model) == ("text", "cpu", "m")
 
 
 def test_batch_file_is_read_before_a_server_starts(tmp_path: Path) -> None:
@@ -59,4 +65,4 @@ def test_batch_file_is_read_before_a_server_starts(tmp_path: Path) -> None:
 
 def test_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
-    assert "in=http|text" in capsys.readouterr().out
+    assert "in=batch:FILE" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
+from dynamo.core.progress import activity
 from dynamo.ops.clones.python import python_sites
 from dynamo.ops.clones.rust import rust_sites
 from dynamo.ops.clones.sites import AREAS, HINTS, CloneSite, ranked
@@ -105,13 +106,10 @@ def files_of(paths: Sequence[Path], language: str) -> list[Path]:
 def scanned(files: Sequence[Path], language: str) -> Iterator[CloneSite]:
     """Yield the sites of all files; show progress on a terminal."""
     read = LANGUAGES[language][1]
-    is_shown = sys.stderr.isatty()
-    for number, file in enumerate(files):
-        if is_shown:
-            sys.stderr.write(f"\r\x1b[2K{number} of {len(files)} files")
-        yield from read(str(file), file.read_bytes())
-    if is_shown:
-        sys.stderr.write("\r\x1b[2K")
+    with activity("scanning") as show:
+        for number, file in enumerate(files):
+            show(f"{number} of {len(files)} files")
+            yield from read(str(file), file.read_bytes())
 
 
 def as_text(sites: Sequence[CloneSite], config: CloneInventoryConfig) -> str:

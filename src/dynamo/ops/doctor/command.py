@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dynamo.core.config import environ, load, option
 from dynamo.core.errors import ConfigError
+from dynamo.core.progress import activity
 from dynamo.ops.archive import write_archive
 from dynamo.ops.report import CheckRow, as_json, as_table, exit_status, failed
 
@@ -45,12 +46,14 @@ def doctor(argv: Sequence[str]) -> int:
         return _without_imports(error, is_json=config.json)
     # Failed connections are rows of the report, not log lines.
     logging.getLogger("dynamo").addHandler(logging.NullHandler())
-    facts = collect(variables, host=config.http_host, http_port=config.http_port, model=config.model)
-    rows = rows_of_machine(facts)
-    if config.bundle is not None:
-        from dynamo.ops.doctor.bundle import bundle_files
+    with activity("checking this machine and the servers of its settings", is_quiet=config.json) as show:
+        facts = collect(variables, host=config.http_host, http_port=config.http_port, model=config.model)
+        rows = rows_of_machine(facts)
+        if config.bundle is not None:
+            from dynamo.ops.doctor.bundle import bundle_files
 
-        write_archive(config.bundle, bundle_files(rows, facts), time.time())
+            show(f"writing {config.bundle}")
+            write_archive(config.bundle, bundle_files(rows, facts), time.time())
     print_report(rows, is_json=config.json)
     if config.bundle is not None:
         sys.stderr.write(f"wrote {config.bundle}; logs may contain parts of requests: read it before you share it\n")

@@ -58,29 +58,30 @@ def root_of(given: str | None, start: Path | None = None) -> Path:
 
 def find_recipes(root: Path) -> list[Recipe]:
     """Return the recipes below a directory, sorted by name."""
-    found = []
-    for deploy in sorted(root.rglob(DEPLOY))[:RECIPES_MAX]:
-        parts = deploy.relative_to(root).parts[:-1]
-        at = next((index for index, part in enumerate(parts) if part in FRAMEWORKS and index > 0), None)
-        if at is None or at + 1 >= len(parts):
-            continue
-        mode = "/".join(parts[at + 1 :])
-        hardware = HARDWARE.search(mode)
-        cache = root.joinpath(*parts[:at]) / MODEL_CACHE
-        perf = deploy.parent / PERF
-        found.append(
-            Recipe(
-                model="/".join(parts[:at]),
-                framework=parts[at],
-                mode=mode,
-                hardware=hardware[1].lower() if hardware else "",
-                path=str(deploy.parent),
-                deploy_yaml=str(deploy),
-                perf_yaml=str(perf) if perf.is_file() else None,
-                model_cache_dir=str(cache) if cache.is_dir() else None,
-            )
-        )
-    return found
+    found = (recipe_at(root, deploy) for deploy in sorted(root.rglob(DEPLOY))[:RECIPES_MAX])
+    return [one for one in found if one is not None]
+
+
+def recipe_at(root: Path, deploy: Path) -> Recipe | None:
+    """Return the recipe of a deploy.yaml below a directory of recipes; None if its path names no model, framework and mode."""
+    parts = deploy.relative_to(root).parts[:-1]
+    at = next((index for index, part in enumerate(parts) if part in FRAMEWORKS and index > 0), None)
+    if at is None or at + 1 >= len(parts):
+        return None
+    mode = "/".join(parts[at + 1 :])
+    hardware = HARDWARE.search(mode)
+    cache = root.joinpath(*parts[:at]) / MODEL_CACHE
+    perf = deploy.parent / PERF
+    return Recipe(
+        model="/".join(parts[:at]),
+        framework=parts[at],
+        mode=mode,
+        hardware=hardware[1].lower() if hardware else "",
+        path=str(deploy.parent),
+        deploy_yaml=str(deploy),
+        perf_yaml=str(perf) if perf.is_file() else None,
+        model_cache_dir=str(cache) if cache.is_dir() else None,
+    )
 
 
 def selected(
@@ -106,9 +107,10 @@ def select_recipe(recipes: Sequence[Recipe], target: str) -> Recipe:
         for one in recipes
         if target == one.name or path in {Path(one.path).resolve(), Path(one.deploy_yaml).resolve()}
     ]
+    within = [one for one in recipes if path in Path(one.path).resolve().parents]
     words = set(target.lower().split())
     whole = [one for one in recipes if words <= {*re.split("[/]", one.name.lower()), one.hardware}]
-    found = exact or whole or selected(recipes, query=target)
+    found = exact or within or whole or selected(recipes, query=target)
     if len(found) == 1:
         return found[0]
     names = ", ".join(one.name for one in (found or recipes)[:12])

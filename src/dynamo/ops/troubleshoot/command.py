@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from dynamo import __version__
 from dynamo.core.config import environ, load, option
 from dynamo.core.errors import ConfigError, DynamoException, StartupError
+from dynamo.core.progress import activity
 from dynamo.ops.archive import read_files, write_archive
 from dynamo.ops.doctor.command import print_report
 from dynamo.ops.graphs import FoundGraph, find_graphs, names_of, select
@@ -68,11 +69,13 @@ def troubleshoot(argv: Sequence[str]) -> int:
     """Run `dynamo troubleshoot`; return 1 if a failure is found. Raise `ConfigError` for wrong options."""
     config = load(TroubleshootConfig, argv, prog="dynamo troubleshoot")
     logging.getLogger("dynamo").addHandler(logging.NullHandler())  # Failed connections are evidence, not log lines.
-    files, problems = collected(config)
-    if config.save is not None:
-        write_archive(config.save, files, time.time(), setting="--save")
-    case = case_of(files)
-    found = matches(case, SIGNATURES)
+    with activity("collecting logs, states and metrics", is_quiet=config.json) as show:
+        files, problems = collected(config)
+        if config.save is not None:
+            write_archive(config.save, files, time.time(), setting="--save")
+        show(f"comparing {len(files)} files with {len(SIGNATURES)} known failures")
+        case = case_of(files)
+        found = matches(case, SIGNATURES)
     rows = rows_of_case(case, found, problems)
     if config.json:
         print(json_report(rows, found))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamo.core.errors import ConfigError
-from dynamo.ops.recipes.catalog import find_recipes, root_of, select_recipe, selected
+from dynamo.ops.recipes.catalog import find_recipes, recipe_at, root_of, select_recipe, selected
 
 
 @pytest.fixture
@@ -46,10 +46,19 @@ def test_target_is_a_name_a_path_or_a_unique_set_of_words(root: Path) -> None:
         "llama agg",
     ):
         assert select_recipe(recipes, target).name == "llama/vllm/agg"
+    assert select_recipe(recipes, str(root / "qwen")).name == "qwen/sglang/disagg-b200"
+    with pytest.raises(ConfigError, match=": 2 recipes match"):
+        select_recipe(recipes, str(root / "llama"))
     with pytest.raises(ConfigError, match="llama: 2 recipes match: llama/vllm/agg, llama/vllm/disagg"):
         select_recipe(recipes, "llama")
     with pytest.raises(ConfigError, match="gpt: no such recipe; known: llama"):
         select_recipe(recipes, "gpt")
+
+
+def test_recipe_of_a_file_needs_model_framework_and_mode_in_its_path(root: Path) -> None:
+    deploy = root / "llama/vllm/agg/deploy.yaml"
+    assert [one is not None for one in (recipe_at(root, deploy), recipe_at(root / "llama", deploy))] == [True, False]
+    assert recipe_at(root, root / "qwen/notes/deploy.yaml") is None
 
 
 def test_root_is_given_or_found_above(tmp_path: Path) -> None:
