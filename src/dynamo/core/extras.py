@@ -1,6 +1,5 @@
 """Extras: the command that installs the packages of an optional feature into the running environment."""
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -32,6 +31,8 @@ def interpreter(executable: str, directory: str) -> str:
 
 
 def _declared() -> Sequence[str]:
+    import importlib.metadata  # 2 MB with what it imports, for an error message.
+
     try:
         return importlib.metadata.requires(DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:  # Run from a source tree that is not installed.
