@@ -335,7 +335,7 @@ class HttpClient(_ServerAddress):
     async def closed(self) -> None:
         """Close the idle connections, and return when all that were closed are: an event loop must not end before."""
         while self._idle:
-            _end(self._idle.popleft()[1])
+            self._end(self._idle.popleft()[1])
         closing = [writer.wait_closed() for writer in self._writers if writer.is_closing()]
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -365,7 +365,7 @@ class HttpClient(_ServerAddress):
                     if response.keeps_connection:
                         self._idle.append(connection)
                     else:
-                        _end(connection[1])
+                        self._end(connection[1])
         except OSError as error:
             if whole.expired():
                 raise ResponseTimeout(f"no complete response within {limits.whole_s:g} s") from None
@@ -380,7 +380,7 @@ class HttpClient(_ServerAddress):
                 connection = await self._connect(limits.connect_s)
                 self._writers.add(connection[1])
             response = HttpResponse(connection[0], limits)
-            with Rollback(lambda writer=connection[1]: _end(writer)):  # type: ignore[misc]
+            with Rollback(lambda writer=connection[1]: self._end(writer)):  # type: ignore[misc]
                 try:
                     connection[1].write(sent)
                     await response.begin()
@@ -390,6 +390,13 @@ class HttpClient(_ServerAddress):
                 else:
                     return connection, response
             connection[1].close()
+
+    def _end(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection without the exchange of TLS closes, which may take as long as the server likes."""
+        if self._tls is None:
+            writer.close()
+        else:
+            writer.transport.abort()
 
     def _idle_connection(self) -> Connection | None:
         while self._idle:
@@ -447,14 +454,6 @@ class BlockingHttpClient(_ServerAddress):
                 return self._tls.wrap_socket(connection, server_hostname=self._host)
         except OSError as error:
             raise self._cannot_connect(error, limit_s) from None
-
-
-def _end(writer: asyncio.StreamWriter) -> None:
-    """Close a connection without the exchange of TLS closes, which may take as long as the server likes."""
-    if writer.get_extra_info("ssl_object") is None:
-        writer.close()
-    else:
-        writer.transport.abort()
 
 
 def _shutdown_later(connection: socket.socket, after_s: float, late: threading.Event) -> threading.Timer:
