@@ -10,7 +10,7 @@ from dynamo.core.boundaries import Rollback
 from dynamo.core.config import setting
 from dynamo.core.errors import CannotConnect, ConfigError
 from dynamo.core.http_client import READ_BYTES, Connection, Deadlines, HttpClient, HttpResponse
-from dynamo.k8s.credentials import Credentials, Identity
+from dynamo.k8s.credentials import UserCredentials, Identity
 from dynamo.k8s.kubeconfig import ClusterAccess
 
 UNAUTHORIZED = 401
@@ -25,7 +25,7 @@ class ApiConnection:
         """Raise `ConfigError` for an invalid address, certificate or proxy."""
         self._access = access
         self._deadlines = deadlines
-        self._credentials = Credentials(access)
+        self._credentials = UserCredentials(access)
         self._is_tls = access.cluster.server.startswith("https://")
         self._proxy = proxy_of(access)
         self._identity = Identity()

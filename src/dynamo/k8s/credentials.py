@@ -50,7 +50,7 @@ class Identity(NamedTuple):
     key_pem: str = ""
 
 
-class Credentials:
+class UserCredentials:
     """Credentials of one user, current at every request."""
 
     def __init__(self, access: ClusterAccess, clock: Clock | None = None) -> None:

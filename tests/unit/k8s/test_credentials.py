@@ -1,4 +1,4 @@
-"""Credentials: renewal of token files, passwords, and what is refused. Programs run in tests/integration/kubernetes."""
+"""UserCredentials: renewal of token files, passwords, and what is refused. Programs run in tests/integration/kubernetes."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,13 @@ import pytest
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError
-from dynamo.k8s.credentials import FILE_S, Credentials, CredentialsUnavailable
+from dynamo.k8s.credentials import FILE_S, UserCredentials, CredentialsUnavailable
 from dynamo.k8s.kubeconfig import ClusterAccess, ClusterEntry, ExecEntry, UserEntry
 
 
-def credentials(clock: ManualClock | None = None, **user: Any) -> Credentials:
+def credentials(clock: ManualClock | None = None, **user: Any) -> UserCredentials:
     access = ClusterAccess(cluster=ClusterEntry(server="https://10.0.0.1"), user=UserEntry(**user))
-    return Credentials(access, clock or ManualClock())
+    return UserCredentials(access, clock or ManualClock())
 
 
 async def test_token_and_password_are_headers() -> None:
