@@ -10,7 +10,7 @@ from dynamo.core.boundaries import Rollback
 from dynamo.core.config import setting
 from dynamo.core.errors import CannotConnect, ConfigError
 from dynamo.core.http_client import READ_BYTES, Connection, Deadlines, HttpClient, HttpResponse
-from dynamo.k8s.credentials import UserCredentials, Identity
+from dynamo.k8s.credentials import Identity, UserCredentials
 from dynamo.k8s.kubeconfig import ClusterAccess
 
 UNAUTHORIZED = 401

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError
-from dynamo.k8s.credentials import FILE_S, UserCredentials, CredentialsUnavailable
+from dynamo.k8s.credentials import FILE_S, CredentialsUnavailable, UserCredentials
 from dynamo.k8s.kubeconfig import ClusterAccess, ClusterEntry, ExecEntry, UserEntry
 
 
