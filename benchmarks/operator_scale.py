@@ -36,7 +36,7 @@ from dynamo.core.config import environ, exit_on_config_error, load, option
 from dynamo.core.errors import ConfigError
 
 KOPF = "kopf"
-PACKAGES = ("kopf==1.45.2", "cryptography", "msgspec", "pyyaml")
+PACKAGES = ("kopf==1.45.2", "cryptography", "httptools", "msgspec", "pyyaml")
 INSTALL_S = 900.0
 READY_S, POLL_S, REST_S = 900.0, 0.5, 10.0
 SETTLE_S = 3.0

@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 import urllib.parse
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -31,6 +32,7 @@ READ_BYTES = 1 << 16
 HEAD_BYTES_MAX = 1 << 18  # Limit of status line and headers.
 EVENT_BYTES_MAX = 8 << 20  # Limit of one event; a server that never ends an event would fill the memory.
 BODY_BYTES_MAX = 256 << 20  # Limit of a response that is read whole; thousands of embeddings take a tenth of it.
+CLOSE_S = 1.0
 BODILESS = frozenset({204, 304})
 BODILESS_METHODS = frozenset({"GET", "HEAD"})
 """Methods whose requests have no body unless one is given."""
@@ -293,7 +295,9 @@ class _ServerAddress:
     def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         head = f"{method} {self._path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n{self._head}"
         if body or method not in BODILESS_METHODS:
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            head += f"content-length: {len(body)}\r\n"
+            if not any(name.lower() == "content-type" for name in headers):
+                head += "content-type: application/json\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"{head}\r\n".encode("latin-1") + body
 
@@ -320,11 +324,22 @@ class HttpClient(_ServerAddress):
         super().__init__(url, deadlines, setting=setting, headers=headers, tls=tls)
         self._dial = connect
         self._idle: deque[Connection] = deque()
+        self._writers: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+        """Writers of the connections that are open or being closed."""
 
     def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
             self._idle.popleft()[1].close()
+
+    async def closed(self) -> None:
+        """Close the idle connections, and return when all that were closed are: an event loop must not end before."""
+        while self._idle:
+            self._end(self._idle.popleft()[1])
+        closing = [writer.wait_closed() for writer in self._writers if writer.is_closing()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*closing, return_exceptions=True)
 
     @asynccontextmanager
     async def request(
@@ -350,7 +365,7 @@ class HttpClient(_ServerAddress):
                     if response.keeps_connection:
                         self._idle.append(connection)
                     else:
-                        connection[1].close()
+                        self._end(connection[1])
         except OSError as error:
             if whole.expired():
                 raise ResponseTimeout(f"no complete response within {limits.whole_s:g} s") from None
@@ -361,9 +376,11 @@ class HttpClient(_ServerAddress):
         while True:
             connection = self._idle_connection()
             was_idle = connection is not None
-            connection = connection or await self._connect(limits.connect_s)
+            if connection is None:
+                connection = await self._connect(limits.connect_s)
+                self._writers.add(connection[1])
             response = HttpResponse(connection[0], limits)
-            with Rollback(connection[1].close):
+            with Rollback(lambda writer=connection[1]: self._end(writer)):  # type: ignore[misc]
                 try:
                     connection[1].write(sent)
                     await response.begin()
@@ -373,6 +390,13 @@ class HttpClient(_ServerAddress):
                 else:
                     return connection, response
             connection[1].close()
+
+    def _end(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection without the exchange of TLS closes, which may take as long as the server likes."""
+        if self._tls is None:
+            writer.close()
+        else:
+            writer.transport.abort()
 
     def _idle_connection(self) -> Connection | None:
         while self._idle:

@@ -1,25 +1,33 @@
-"""Requests to a Kubernetes API server. Configuration, TLS and authentication are lightkube's (the extra `kubernetes`).
+"""Requests to a Kubernetes API server: reads, writes, watches, and the logs of pods.
 
 Objects are JSON data (`KubeObject`). Every request has a deadline; a watch is ended by the server after `WATCH_S`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import msgspec
-import yaml
 
 from dynamo.core.codec import json_encode
-from dynamo.core.config import setting
-from dynamo.core.errors import ConfigError, DynamoException, WorkerUnavailable
+from dynamo.core.errors import CannotConnect, Disconnected, DynamoException, ResponseTimeout, WorkerUnavailable
+from dynamo.core.http_client import Deadlines, HttpResponse
+from dynamo.k8s.connection import ApiConnection
+from dynamo.k8s.credentials import CredentialsUnavailable
 from dynamo.k8s.kinds import PODS, ObjectKind
+from dynamo.k8s.kubeconfig import cluster_access
 from dynamo.protocols.kubernetes.common import KubeObject
 
 REQUEST_S = 10.0
 WATCH_S = 300
 """Duration of one watch. The server ends it then, so that a connection that died unnoticed is found."""
 WATCH_MARGIN_S = 30.0
+DEADLINES = Deadlines(connect_s=REQUEST_S, first_s=REQUEST_S, between_s=REQUEST_S)
+WATCH_DEADLINES = Deadlines(connect_s=REQUEST_S, first_s=REQUEST_S, between_s=WATCH_S + WATCH_MARGIN_S)
+LINE_BYTES_MAX = 64 << 20
+DEFAULT_NAMESPACE = "default"
 PAGE_ITEMS = 500
 GONE = 410
 APPLY = "application/apply-patch+yaml"
@@ -67,33 +75,10 @@ class KubeClient:
 
     def __init__(self) -> None:
         """Read KUBECONFIG, ~/.kube/config or the service account of the pod. Raise `ConfigError` without any."""
-        try:
-            import httpx2
-            from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-            from lightkube.config.kubeconfig import KubeConfig
-            from lightkube.core.exceptions import ConfigError as Unconfigured
-        except ImportError:
-            raise ConfigError(
-                "Kubernetes requires the package lightkube: pip install 'dynamo-serve[kubernetes]'"
-            ) from None
-        file = setting("KUBECONFIG", "", str)
-        try:
-            config = (KubeConfig.from_file(file) if file else KubeConfig.from_env()).get()
-            self._http: Any = (
-                AsyncClient(config, ConnectionParams(timeout=httpx2.Timeout(REQUEST_S))) if config else None
-            )
-        except (Unconfigured, OSError) as error:
-            raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: {error}") from None
-        except (yaml.YAMLError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
-            # lightkube asserts that the context has a user.
-            what = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ConfigError(f"KUBECONFIG {file or '~/.kube/config'}: not a kubeconfig file: {what}") from None
-        if config is None:
-            raise ConfigError("KUBECONFIG: no cluster is configured, and this is not a pod with a service account")
-        self.address: str = config.cluster.server
-        self.namespace: str = config.namespace
-        self._failures = httpx2.HTTPError
-        self._watch_timeout = httpx2.Timeout(REQUEST_S, read=WATCH_S + WATCH_MARGIN_S)
+        access = cluster_access()
+        self.address = access.cluster.server
+        self.namespace = access.namespace or DEFAULT_NAMESPACE
+        self._connection = ApiConnection(access, DEADLINES)
 
     async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None:
         """Return an object, or None if it does not exist."""
@@ -189,17 +174,12 @@ class KubeClient:
             "timeoutSeconds": str(WATCH_S),
             **_selectors(labels, fields),
         }
-        try:
-            async with self._http.stream(
-                "GET", kind.path(namespace), params=params, timeout=self._watch_timeout
-            ) as response:
-                if response.status_code >= 400:
-                    raise refusal(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    if line:
-                        yield change_of(line)
-        except self._failures as error:
-            raise self._unavailable(error) from None
+        async with self._open("GET", kind.path(namespace), params=params, deadlines=WATCH_DEADLINES) as response:
+            if response.status >= 400:
+                raise refusal(response.status, await response.read())
+            async for line in lines_of(response):
+                if line:
+                    yield change_of(line)
 
     async def discover(self, api_version: str, kind: str) -> ObjectKind | None:
         """Return the place of a kind in the API, or None if the server does not have it."""
@@ -235,14 +215,11 @@ class KubeClient:
             params["previous"] = "true"
         if lines is not None:
             params["tailLines"] = str(lines)
-        try:
-            response = await self._http.request("GET", PODS.path(namespace, name, "log"), params=params)
-        except self._failures as error:
-            raise self._unavailable(error) from None
-        if response.status_code >= 400:
-            raise refusal(response.status_code, response.content)
-        text: str = response.text
-        return text
+        async with self._open("GET", PODS.path(namespace, name, "log"), params=params) as response:
+            body = await response.read()
+            if response.status >= 400:
+                raise refusal(response.status, body)
+        return body.decode(errors="replace")
 
     async def follow_pod_log(
         self, name: str, namespace: str, container: str, *, lines: int, since: str = ""
@@ -255,19 +232,16 @@ class KubeClient:
         params = {"container": container, "follow": "true", "timestamps": "true"}
         params |= {"sinceTime": since} if since else {"tailLines": str(lines)}
         path = PODS.path(namespace, name, "log")
-        try:
-            async with self._http.stream("GET", path, params=params, timeout=self._watch_timeout) as response:
-                if response.status_code >= 400:
-                    raise refusal(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    time, _, text = line.partition(" ")
-                    yield time, text
-        except self._failures as error:
-            raise self._unavailable(error) from None
+        async with self._open("GET", path, params=params, deadlines=WATCH_DEADLINES) as response:
+            if response.status >= 400:
+                raise refusal(response.status, await response.read())
+            async for line in lines_of(response):
+                time, _, text = line.decode(errors="replace").partition(" ")
+                yield time, text
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        await self._connection.close()
 
     async def _request(
         self,
@@ -277,20 +251,51 @@ class KubeClient:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> KubeObject:
-        content = None if body is None else json_encode(body)
-        headers = {} if content is None else {"Content-Type": content_type}
-        try:
-            response = await self._http.request(method, path, content=content, params=params, headers=headers)
-        except self._failures as error:
-            raise self._unavailable(error) from None
-        if response.status_code >= 400:
-            raise refusal(response.status_code, response.content)
-        value: KubeObject = msgspec.json.decode(response.content)
+        content = b"" if body is None else json_encode(body)
+        async with self._open(method, path, content, params, content_type) as response:
+            received = await response.read()
+            if response.status >= 400:
+                raise refusal(response.status, received)
+        value: KubeObject = msgspec.json.decode(received)
         return value
 
-    def _unavailable(self, error: Exception) -> KubeUnavailable:
-        what = str(error) or f"no response within {REQUEST_S:g} s"
-        return KubeUnavailable(f"Kubernetes API server {self.address}: {type(error).__name__}: {what}")
+    @asynccontextmanager
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        deadlines: Deadlines = DEADLINES,
+    ) -> AsyncIterator[HttpResponse]:
+        """Send a request; the block begins when status and headers have arrived. Raise `KubeUnavailable`."""
+        target = f"{path}?{urlencode(params)}" if params else path
+        headers = {"content-type": content_type} if body else {}
+        try:
+            async with self._connection.request(method, target, body, headers, deadlines) as response:
+                yield response
+        except (CannotConnect, Disconnected, ResponseTimeout, CredentialsUnavailable) as error:
+            raise KubeUnavailable(f"Kubernetes API server {self.address}: {error}") from None
+
+
+async def lines_of(response: HttpResponse) -> AsyncIterator[bytes]:
+    """Yield the lines of a body as they arrive, without their ends. Raise `Disconnected` for one that is too long."""
+    pieces: list[bytes] = []
+    size = 0
+    while (part := await response.part()) is not None:
+        *whole, rest = part.split(b"\n")
+        for line in whole:
+            yield b"".join([*pieces, line]) if pieces else line
+            pieces.clear()
+            size = 0
+        if rest:
+            pieces.append(rest)
+            size += len(rest)
+            if size > LINE_BYTES_MAX:
+                raise Disconnected(f"a line of the response exceeds {LINE_BYTES_MAX} bytes")
+    if pieces:
+        yield b"".join(pieces)
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

@@ -5,12 +5,15 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from dynamo.core import logging as logs
 from dynamo.core.interpreter import configure_interpreter
 from dynamo.core.parent import die_with_parent
-from dynamo.runtime.config import RuntimeOptions
-from dynamo.runtime.distributed import DistributedRuntime
+
+if TYPE_CHECKING:
+    from dynamo.runtime.config import RuntimeOptions
+    from dynamo.runtime.distributed import DistributedRuntime
 
 EXIT_AT_ONCE = 70  # The same status as workers.
 
@@ -51,8 +54,10 @@ async def _run_until_stopped(service: AbstractAsyncContextManager[None]) -> int:
 
 
 @asynccontextmanager
-async def open_runtime(options: RuntimeOptions) -> AsyncIterator[DistributedRuntime]:
+async def open_runtime(options: "RuntimeOptions") -> AsyncIterator["DistributedRuntime"]:
     """Return a connected runtime with a system server; shut it down at the end of the block."""
+    from dynamo.runtime.distributed import DistributedRuntime  # 2 MB, which the operator does not use.
+
     runtime = DistributedRuntime.from_options(options)
     try:
         await runtime.connect()

@@ -124,7 +124,6 @@ def test_nats_that_serves_passes_and_wrong_credentials_fail(tmp_path: Path) -> N
 
 
 def test_kubernetes_that_serves_is_a_warning_without_resource_definitions(tmp_path: Path) -> None:
-    pytest.importorskip("lightkube")
     with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
         report = Report(tmp_path, KUBECONFIG=str(server.kubeconfig))
         required = Report(tmp_path, KUBECONFIG=str(server.kubeconfig), DYN_DISCOVERY_BACKEND="kubernetes")
@@ -178,7 +177,6 @@ def test_wrong_value_of_a_variable_fails(tmp_path: Path) -> None:
 
 
 def test_kubeconfig_that_does_not_exist_fails(tmp_path: Path) -> None:
-    pytest.importorskip("lightkube")
     report = Report(tmp_path, KUBECONFIG=str(tmp_path / "absent"))
     assert (report.status, report.failures()) == (1, ["Kubernetes"])
 

@@ -207,7 +207,6 @@ WAITING = {
 
 
 def test_cluster_with_a_pod_that_cannot_pull_its_image(tmp_path: Path) -> None:
-    pytest.importorskip("lightkube")
     with KubernetesServer(tmp_path / "kubernetes", controllers=False) as server:
         pods = "/api/v1/namespaces/default/pods"
         post(server, pods, POD)
@@ -226,7 +225,6 @@ def test_cluster_with_a_pod_that_cannot_pull_its_image(tmp_path: Path) -> None:
 
 
 def test_cluster_that_does_not_respond_or_has_no_such_graph_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("lightkube")
     own = {name: os.environ[name] for name in INHERITED if name in os.environ}
     command = [*PYTHON, "dynamo.cli", "troubleshoot", "g"]
 
@@ -279,7 +277,6 @@ def test_output_of_a_graph_whose_worker_was_killed_names_it(group: ProcessGroup)
 
 
 def test_script_of_the_skill_collects_evidence_that_is_a_bundle(tmp_path: Path) -> None:
-    pytest.importorskip("lightkube")
     script = (
         Path(__file__).parents[3] / ".agents" / "skills" / "dynamo-troubleshoot" / "scripts" / "collect-evidence.sh"
     )

@@ -20,7 +20,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent = b""
-        self.is_closed = False
+        self.is_closed = self.is_awaited = False
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -30,6 +30,9 @@ class Wire:
 
     def is_closing(self) -> bool:
         return self.is_closed
+
+    async def wait_closed(self) -> None:
+        self.is_awaited = True
 
 
 class Lines:
@@ -360,3 +363,12 @@ def test_blocking_client_reports_a_server_that_does_not_listen(monkeypatch: pyte
     request = BlockingHttpClient("http://127.0.0.1:1", DEADLINES).request("GET", "/x")
     with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1"), request:
         pass
+
+
+async def test_http_client_is_closed_when_its_connections_are(lines: Lines) -> None:
+    lines.says = [whole(b"")]
+    client = HttpClient("http://h:1", DEADLINES)
+    async with client.request("GET", "/x"):
+        pass
+    await client.closed()
+    assert lines.opened[0][1].is_awaited

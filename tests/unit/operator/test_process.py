@@ -1,7 +1,10 @@
 """Options of the operator's process."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +83,28 @@ def test_webhooks_are_served_in_a_pod_unless_an_option_is_set(
     assert options(*argv).serves_webhooks is expected
 
 
-def test_operator_imports_cryptography_only_for_certificates_and_keys() -> None:
-    code = "import sys, dynamo.operator.process; print('cryptography' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+UNUSED = (
+    "aiohttp", "cryptography", "grpc", "h2", "httpcore", "httpx", "huggingface_hub", "importlib.metadata", "jinja2", "kubernetes",
+    "lightkube", "nats", "numpy", "opentelemetry", "pydantic", "requests", "rich", "tokenizers", "transformers", "zipfile", "zmq",
+    "dynamo.frontend", "dynamo.http", "dynamo.llm", "dynamo.planner", "dynamo.profiler", "dynamo.routing", "dynamo.runtime.distributed",
+    "dynamo.serving", "dynamo.text",
+)  # fmt: skip
+"""Modules that an operator does not use until it makes certificates or prints an error; each takes megabytes."""
+
+
+def test_operator_with_a_client_loads_no_module_that_it_does_not_use(tmp_path: Path) -> None:
+    kubeconfig = {
+        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k"}}],
+        "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": True}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig))
+    code = f"""
+import asyncio, sys, dynamo.operator.process as process
+async def main():
+    process.Operator(process.KubeClient(), process.OperatorOptions().settings)
+asyncio.run(main())
+print([name for name in {UNUSED!r} if name in sys.modules], 'dynamo.operator.manager' in sys.modules)
+"""
+    variables = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables)
+    assert done.stdout == "[] True\n"

@@ -69,7 +69,7 @@ def rows_of_machine(facts: MachineFacts) -> list[CheckRow]:
     """Return all rows: what is installed, the machine, what processes connect to, and the model."""
     version = facts.frontend.version if facts.frontend else ""
     return [
-        *package_rows(facts.packages, facts.variables, facts.backend),
+        *package_rows(facts.packages, facts.variables),
         *gpu_rows(facts.gpus),
         *host_rows(facts.host),
         *service_rows(facts),

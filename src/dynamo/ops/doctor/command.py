@@ -71,7 +71,7 @@ def _without_imports(error: ImportError, *, is_json: bool) -> int:
     from dynamo.ops.doctor.packages import package_facts
 
     facts = package_facts()
-    rows = [*package_rows(facts, environ(), ""), failed("imports", str(error), f"run: {facts.install['']}")]
+    rows = [*package_rows(facts, environ()), failed("imports", str(error), f"run: {facts.install['']}")]
     print_report(rows, is_json=is_json)
     return exit_status(rows)
 

@@ -9,11 +9,11 @@ PYTHON_MIN = (3, 11)
 SHOWN_MAX = 4  # Names in one row; the first ones suffice to see the pattern.
 
 
-def package_rows(facts: PackageFacts, variables: Mapping[str, str], backend: str) -> Iterator[CheckRow]:
+def package_rows(facts: PackageFacts, variables: Mapping[str, str]) -> Iterator[CheckRow]:
     """Yield the rows of the interpreter and the distributions."""
     yield _python(facts)
     yield _packages(facts)
-    yield from _extras(facts, needed_extras(variables, backend))
+    yield from _extras(facts, needed_extras(variables))
 
 
 def _python(facts: PackageFacts) -> CheckRow:
@@ -44,14 +44,12 @@ def _packages(facts: PackageFacts) -> CheckRow:
     return passed("packages", f"dynamo {facts.version}; {len(facts.required)} required distributions")
 
 
-def needed_extras(variables: Mapping[str, str], backend: str) -> dict[str, str]:
+def needed_extras(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the extras that the present settings need, each with the setting that needs it."""
     found: dict[str, str] = {}
     for name in ("DYN_REQUEST_PLANE", "DYN_EVENT_PLANE"):
         if variables.get(name) == "nats":
             found["nats"] = f"{name}=nats"
-    if backend == "kubernetes":
-        found["kubernetes"] = "the discovery backend is kubernetes"
     if variables.get("OTEL_EXPORT_ENABLED", "").lower() in {"1", "true"}:
         found["otel"] = f"OTEL_EXPORT_ENABLED={variables['OTEL_EXPORT_ENABLED']}"
     return found

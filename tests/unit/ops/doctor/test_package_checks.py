@@ -23,8 +23,8 @@ FACTS = PackageFacts(
 )
 
 
-def rows(facts: PackageFacts, backend: str = "file", **variables: str) -> dict[str, CheckRow]:
-    return {row.check: row for row in package_rows(facts, variables, backend)}
+def rows(facts: PackageFacts, **variables: str) -> dict[str, CheckRow]:
+    return {row.check: row for row in package_rows(facts, variables)}
 
 
 def test_healthy_environment_passes_and_lists_its_extras() -> None:
@@ -60,10 +60,6 @@ def test_missing_extra_fails_only_if_a_setting_requires_it() -> None:
     row = rows(FACTS, DYN_EVENT_PLANE="nats")["extra nats"]
     assert (row.status, row.remedy) == (CheckStatus.FAIL, "run: pip install nats-py")
     assert "DYN_EVENT_PLANE=nats" in row.evidence
-    lightkube = Distribution(name="lightkube", specifier="", installed=None)
-    assert rows(replace(FACTS, extras={"kubernetes": (lightkube,)}), "kubernetes")["extra kubernetes"].status is (
-        CheckStatus.FAIL
-    )
 
 
 def test_unsupported_version_of_an_unused_extra_is_a_warning() -> None:
