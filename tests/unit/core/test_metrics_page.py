@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from tests.settle import turns
 
 from dynamo.core import amortized
 from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
@@ -22,13 +23,13 @@ def registry() -> MetricsRegistry:
     return registry
 
 
-async def turns_until(task: "asyncio.Task[tuple[str, bytes]]") -> int:
+async def count_turns(task: "asyncio.Task[tuple[str, bytes]]") -> int:
     """Return how often another task gets a turn before this one ends."""
-    turns = 0
+    count = 0
     while not task.done():
-        turns += 1
-        await asyncio.sleep(0)
-    return turns
+        count += 1
+        await turns()
+    return count
 
 
 async def test_page_has_the_text_of_the_registry(registry: MetricsRegistry) -> None:
@@ -46,7 +47,7 @@ async def test_other_tasks_run_while_a_page_is_rendered(
     registry: MetricsRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(amortized, "TURN_S", 0.0)
-    assert await turns_until(asyncio.create_task(MetricsPage(registry).respond(""))) > SERIES / 2
+    assert await count_turns(asyncio.create_task(MetricsPage(registry).respond(""))) > SERIES / 2
 
 
 async def test_scrapes_at_the_same_time_share_one_rendering(
@@ -68,8 +69,7 @@ async def test_scraper_that_disconnects_does_not_end_the_scrape_of_another_one(
     monkeypatch.setattr(amortized, "TURN_S", 0.0)
     page = MetricsPage(registry)
     first, second = (asyncio.create_task(page.respond("")) for _ in range(2))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     first.cancel()
     assert (await second)[1].count(b"\nload{") == SERIES
     assert first.cancelled()
@@ -80,8 +80,7 @@ async def test_workers_that_leave_while_a_page_is_rendered_are_left_out(
 ) -> None:
     monkeypatch.setattr(amortized, "TURN_S", 0.0)
     task = asyncio.create_task(MetricsPage(registry).respond(""))
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
     registry.gauge("load", "Load of a worker", ["worker"]).remove(worker=str(SERIES - 1))
     assert f'worker="{SERIES - 1}"'.encode() not in (await task)[1]
 
