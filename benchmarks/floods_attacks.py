@@ -6,6 +6,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.floods_send import Shot, request_bytes, send
 from benchmarks.stacks import MODEL_NAME
@@ -15,6 +16,21 @@ MEGA = 1 << 20
 USER = '{"role":"user","content":"hello"}'
 LOGPROBS = '"n":128,"stream":true,"logprobs":true,"top_logprobs":20'
 WORDS = "the quick brown fox jumps over the lazy dog and runs through fields of barley "
+
+
+class AnyAttack(Protocol):
+    """What the benchmark repeats."""
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+
+    @property
+    def clients(self) -> int:
+        """Clients that make it at the same time."""
+
+    def prepare(self) -> Shot:
+        """Return a function that makes the attack once; this may take a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
     FLOODS_PROBE=FILE python benchmarks/floods_frontend.py [options of the frontend]
 
-Every record has the time, how late the timer ran, and the processor time that this process used meanwhile. A delay without
-processor time of this process is the machine's: other processes had the cores.
+Every record has the time, how late the timer ran, and the processor time that this process, and the loop's thread alone,
+used meanwhile. A delay without processor time of this process is the machine's: other processes had the cores.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-RECORD = struct.Struct("=ddd")
+RECORD = struct.Struct("=dddd")
 PERIOD_S = 0.004
 VARIABLE = "FLOODS_PROBE"
 STACKS_VARIABLE = "FLOODS_STACKS"
@@ -26,19 +26,24 @@ STACKS_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class LoopLag:
-    """One timer of the loop: when it ran, how late, and the part of that which this process computed."""
+    """One timer of the loop: when it ran, how late, and the processor time since the last one."""
 
     at_s: float
     late_s: float
-    computed_s: float
+    process_s: float
+    """Processor time of all threads of the frontend."""
+    thread_s: float
+    """Processor time of the loop's thread."""
 
+    @property
+    def computed_s(self) -> float:
+        """The part of the delay in which the frontend computed, in any thread: they share the interpreter lock."""
+        return min(self.late_s, self.process_s)
 
-def read_lags(path: str) -> Iterator[LoopLag]:
-    """Yield the records of a probe in order; times are of `time.perf_counter`."""
-    with open(path, "rb") as file:
-        data = file.read()
-    for at_s, late_s, cpu_s in RECORD.iter_unpack(data[: len(data) - len(data) % RECORD.size]):
-        yield LoopLag(at_s, late_s, min(late_s, cpu_s))
+    @property
+    def on_loop_s(self) -> float:
+        """The part of the delay in which the loop's thread computed: the longest piece of work of the loop."""
+        return min(self.late_s, self.thread_s)
 
 
 async def probe(path: str) -> None:
@@ -49,10 +54,10 @@ async def probe(path: str) -> None:
     while True:
         if out is not None:
             faulthandler.dump_traceback_later(STACKS_S, file=out)
-        due_s, cpu_s = time.perf_counter() + PERIOD_S, time.process_time()
+        due_s, process_s, thread_s = time.perf_counter() + PERIOD_S, time.process_time(), time.thread_time()
         await asyncio.sleep(PERIOD_S)
-        now_s = time.perf_counter()
-        os.write(file, RECORD.pack(now_s, max(now_s - due_s, 0.0), time.process_time() - cpu_s))
+        now_s, late_s = time.perf_counter(), max(time.perf_counter() - due_s, 0.0)
+        os.write(file, RECORD.pack(now_s, late_s, time.process_time() - process_s, time.thread_time() - thread_s))
 
 
 def main() -> int:

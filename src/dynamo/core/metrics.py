@@ -128,6 +128,8 @@ class Family(Generic[Child]):
         self._children: dict[tuple[str, ...], Child] = {}
         self._more: dict[tuple[str, ...], str] = {}
         """Additional labels of the children that have any, in text format."""
+        self._texts: dict[tuple[str, ...], str] = {}
+        """Labels in text format of the children that were rendered."""
         if not self.label_names:
             self.labels()
 
@@ -169,17 +171,25 @@ class Family(Generic[Child]):
         for key in gone:
             del self._children[key]
             self._more.pop(key, None)
+            self._texts.pop(key, None)
 
-    def render(self) -> Iterator[str]:
-        """Yield the family's lines."""
+    def pieces(self) -> Iterator[str]:
+        """Yield the family's text: its head, then the lines of one child at a time. Children may change in between."""
         if not self._children:
             return
         help_text = self.help.replace("\\", "\\\\").replace("\n", "\\n")
-        yield f"# HELP {self.name} {help_text}"
-        yield f"# TYPE {self.name} {self.kind}"
-        for key, child in self._children.items():
-            own = ",".join(f'{name}="{escape(value)}"' for name, value in zip(self.label_names, key, strict=False))
-            yield from child.samples(self.name, (own + self._more.get(key, "")).removeprefix(","))
+        yield f"# HELP {self.name} {help_text}\n# TYPE {self.name} {self.kind}\n"
+        for key, child in list(self._children.items()):
+            if key in self._children:
+                yield "".join(f"{line}\n" for line in child.samples(self.name, self._labels_text(key)))
+
+    def _labels_text(self, key: tuple[str, ...]) -> str:
+        """Return the labels of a child in text format."""
+        text = self._texts.get(key)
+        if text is None:
+            own = ",".join([f'{name}="{escape(value)}"' for name, value in zip(self.label_names, key, strict=False)])
+            text = self._texts[key] = (own + self._more.get(key, "")).removeprefix(",")
+        return text
 
 
 class MetricsRegistry:
@@ -217,12 +227,15 @@ class MetricsRegistry:
 
     def render(self) -> str:
         """Return the Prometheus text exposition, format 0.0.4."""
-        lines = [line for family in self._families.values() for line in family.render()]
-        text = "\n".join(lines) + "\n" if lines else ""
-        for callback in self._texts:
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """Yield that text in pieces: the lines of one child, or the text of another source, at a time."""
+        for family in list(self._families.values()):
+            yield from family.pieces()
+        for callback in list(self._texts):
             more = callback()
-            text += more if more.endswith("\n") or not more else more + "\n"
-        return text
+            yield more if more.endswith("\n") or not more else more + "\n"
 
     def _add(self, family: Family[Child]) -> Family[Child]:
         known = self._families.setdefault(family.name, family)

@@ -1,6 +1,5 @@
 """Calls: sends a KServe request to a model's workers and streams the responses."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -11,6 +10,7 @@ import msgspec
 
 from dynamo.core.codec import UNREADABLE, msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
+from dynamo.core.threads import in_few_threads
 from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
 from dynamo.grpc.statuses import RequestRefused, shown
@@ -148,7 +148,7 @@ async def _built(message: Any, build: Callable[..., Any], *values: Any) -> Any:
     """Return the result of `build`, computed in a thread if the request is large."""
     if message.ByteSize() <= BUILT_HERE_BYTES:
         return build(*values)
-    return await asyncio.to_thread(build, *values)
+    return await in_few_threads(lambda: build(*values), "kserve", 1)  # It holds the interpreter lock.
 
 
 def _checked(value: Any, request: TensorRequest) -> TensorResponse:

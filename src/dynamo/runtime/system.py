@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
-from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
+from dynamo.core.http_server import HttpServer, ServerLimits, plain_text
 from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.server import EngineRoute
 
@@ -51,7 +52,7 @@ class SystemServer:
         """
         self._admin_keys = admin_keys
         self._health = health
-        self._metrics = metrics
+        self._metrics = MetricsPage(metrics)
         self._routes = routes
         self._records = records
         self.files = {} if files is None else files
@@ -94,7 +95,8 @@ class SystemServer:
         return plain_text(200 if self._health.is_ready() else 503, self._health.render())
 
     async def _show_metrics(self, request: Request) -> Response:
-        return metrics_response(request, self._metrics.render())
+        content_type, body = await self._metrics.respond(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     async def _show_metadata(self, request: Request) -> Response:
         if self._records is None:

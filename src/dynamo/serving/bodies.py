@@ -16,7 +16,8 @@ from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES, request_bounds
 
 T = TypeVar("T")
 
-INLINE_BYTES = 16 << 10  # Decoded within 2 ms, whatever the content.
+INLINE_BYTES = 16 << 10  # Decoded within 2 ms, unless its numbers are slow.
+INLINE_COMMAS = 128  # Fewer numbers, even slow ones, are decoded within 2 ms.
 ESTIMATED_BYTES = 256 << 10  # Up to here the estimate itself takes less than 0.1 ms.
 INLINE_S = 0.002
 THREAD_S = 0.03  # Maximum time the loop is blocked while a thread decodes.
@@ -24,6 +25,10 @@ DECODING_THREADS = 1  # The decoder holds the interpreter lock, so that more wou
 SLICE_BYTES = 1 << 20  # Bytes counted at a time; other threads run in between.
 BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 300e-9
 """Decoding time of a byte of text, a list item, and an object or a list, on a slow core."""
+FRACTION_S, SLOW_NUMBER_S = 380e-9, 17e-6
+"""Decoding time of a number with a fraction or an exponent, and of one whose exponent has three digits."""
+SHAPE = bytes.maketrans(b"123456789E+", b"000000000e-")
+"""Characters of numbers by their kind, so that patterns of numbers are found by plain searches."""
 
 CHILD_MEMORY_BYTES = 2 << 30
 MEDIA_PREFIX = "DYN_MM_"  # Prefix of the variables that limit media.
@@ -52,17 +57,32 @@ async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "")
 def is_short(body: bytes | bytearray) -> bool:
     """Return whether a body can be decoded on the event loop."""
     size = len(body)
-    return size <= INLINE_BYTES or (size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S)
+    if size <= INLINE_BYTES:
+        return body.count(b",") <= INLINE_COMMAS or slow_numbers(body) * SLOW_NUMBER_S <= INLINE_S
+    return size <= ESTIMATED_BYTES and estimated_s(body) <= INLINE_S
 
 
 def estimated_s(body: bytes | bytearray) -> float:
-    """Return an upper bound of the decoding time in seconds; separators within strings are counted as well."""
-    commas = objects = 0
+    """Return an upper bound of the decoding time in seconds; separators and numbers within strings are counted as well."""
+    commas = objects = fractions = slow = 0
     for start in range(0, len(body), SLICE_BYTES):
         end = start + SLICE_BYTES
         commas += body.count(b",", start, end)
         objects += body.count(b"{", start, end) + body.count(b"[", start, end)
-    return len(body) * BYTE_S + commas * COMMA_S + objects * OBJECT_S
+        shape = body[start:end].translate(SHAPE)
+        fractions += shape.count(b"0.0") + shape.count(b"0e")
+        slow += _slow_in(shape)
+    numbers_s = fractions * FRACTION_S + slow * SLOW_NUMBER_S
+    return len(body) * BYTE_S + commas * COMMA_S + objects * OBJECT_S + numbers_s
+
+
+def slow_numbers(body: bytes | bytearray) -> int:
+    """Return an upper bound of the numbers whose exponent has three digits; the decoder takes 1,000 times as long for them."""
+    return _slow_in(body.translate(SHAPE))
+
+
+def _slow_in(shape: bytes | bytearray) -> int:
+    return shape.count(b"0e000") + shape.count(b"0e-000")
 
 
 @functools.cache

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.floods import LIMIT_MS, FloodsConfig, Window, all_attacks, effect, line, markdown, volley
+from benchmarks.floods import LIMIT_MS, FloodsConfig, Window, effect, line, markdown, median_of, volley
 from benchmarks.floods_attacks import Attack
 from benchmarks.floods_connections import FINAL, PING, TEXT, frame
-from benchmarks.floods_frontend import RECORD, LoopLag, read_lags
+from benchmarks.floods_frontend import RECORD, LoopLag
+from benchmarks.floods_records import lag_file, read_lags
 from benchmarks.floods_send import request_bytes
+from benchmarks.floods_surfaces import SURFACES, Surface
 
 from dynamo.core.errors import ConfigError
 
@@ -17,42 +19,47 @@ SMALL = ("16,000 parts", "32 stop strings of 4 KB", "a schema of 8,000 propertie
 
 
 def test_names_of_attacks_are_unique() -> None:
-    names = [one.name for one in all_attacks()]
+    names = [one.name for kind in SURFACES for one in kind("").attacks()]
     assert len(names) == len(set(names)) > 150
     assert {*NOT_JSON, *SMALL} <= set(names)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_attack_is_a_request_in_json(name: str) -> None:
-    (attack,) = FloodsConfig(attacks=f"^{name}$").selected()
+    (attack,) = FloodsConfig(attacks=f"^{name}$").selected(Surface(""))
     assert isinstance(attack, Attack)
     body = json.loads(attack.body())
     assert body["model"] == "bench"
     assert body["messages"]
 
 
-def test_attack_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="--attacks nonsense: must match the name of an attack"):
-        FloodsConfig(attacks="nonsense").selected()
+def test_unknown_listener_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--surfaces ftp: must be among http, tls, kserve"):
+        FloodsConfig(surfaces=["ftp"])
 
 
 def test_delay_without_processor_time_is_the_machines(tmp_path: Path) -> None:
     path = tmp_path / "lags"
-    path.write_bytes(RECORD.pack(1.0, 0.08, 0.002) + RECORD.pack(2.0, 0.03, 0.05) + b"cut off")
-    assert list(read_lags(str(path))) == [LoopLag(1.0, 0.08, 0.002), LoopLag(2.0, 0.03, 0.03)]
+    path.write_bytes(RECORD.pack(1.0, 0.08, 0.002, 0.001) + RECORD.pack(2.0, 0.03, 0.05, 0.02) + b"cut off")
+    file = lag_file(str(path))
+    first, second = read_lags(file)
+    assert (first.computed_s, first.on_loop_s, second.computed_s, second.on_loop_s) == (0.002, 0.001, 0.03, 0.02)
+    assert not read_lags(file), "records are read once"
 
 
 def test_effect_has_what_happened_within_its_window() -> None:
     window = Window("flood", 1.0, 2.0, 400, "refused", [0.5, 0.25])
     seen = [(0.5, 9.0), (1.5, 0.06), (1.6, 0.01), (2.5, 9.0)]
-    one = effect(window, seen, [LoopLag(0.5, 9.0, 9.0), LoopLag(1.5, 0.05, 0.04)])
+    one = effect(window, seen, [LoopLag(0.5, 9.0, 9.0, 9.0), LoopLag(1.5, 0.07, 0.06, 0.02)])
     assert (one.status, one.requests, one.request_ms) == (400, 2, 375.0)
     assert one.tokens["max"] == pytest.approx(60.0)
-    assert (one.loop["max"], one.loop_computed["max"]) == pytest.approx((50.0, 40.0))
+    assert (one.loop["max"], one.computed_ms, one.on_loop_ms, one.cpu_ms) == pytest.approx((70.0, 60.0, 20.0, 60.0))
     assert one.tokens["p99"] > LIMIT_MS
     assert not one.is_within
     assert line("flood", one).endswith("ABOVE THE LIMIT")
-    assert "| flood | 400 | 375 | 60.0 | 60.0 | 50.0 | 40.0 |" in markdown({"flood": one})
+    assert "| flood | 400 | 375 | 60.0 | 0.00 | 70.0 | 60.0 | 20.0 | 60.0 |" in markdown({"flood": one})
+    quiet = effect(window, [(1.5, 0.01)], [])
+    assert median_of([one, quiet, quiet]).is_within
 
 
 def test_request_is_complete_and_the_last_of_its_connection() -> None:

@@ -11,7 +11,8 @@ from dynamo.core.errors import ConfigError
 
 FOLDER = Path(suite.__file__).parent
 PARTS = {
-    "bare_writer", "epp_servers", "fake_openai", "floods_frontend", "loadgen", "metronome", "peer",
+    "bare_writer", "epp_servers", "fake_openai", "floods_frontend", "floods_kserve", "floods_records",
+    "loadgen", "metronome", "peer",
     "planner_peer", "replay_fit", "replay_peer_run", "router_cases", "suite",
 }  # fmt: skip
 """Programs that others run, and those that prepare something."""

@@ -109,7 +109,7 @@ def test_metrics_family_limits_its_children(monkeypatch: pytest.MonkeyPatch) -> 
     family = MetricsRegistry().counter("c", "c", ["who"])
     for who in "abcd":
         family.labels(who=who).inc()
-    assert sum(line.startswith("c{") for line in family.render()) == 2
+    assert sum(piece.startswith("c{") for piece in family.pieces()) == 2
 
 
 def test_metrics_render_appends_text_of_other_sources() -> None:

@@ -10,9 +10,9 @@ import pytest
 from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPoolBusy, ChildTimeout
 from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded, Unknown
 from dynamo.http import body_child
-from dynamo.http.body_child import KEYS_MAX, check
+from dynamo.http.body_child import FRACTIONS_MAX, KEYS_MAX, SLOW_NUMBERS_MAX, check
 from dynamo.serving import bodies
-from dynamo.serving.bodies import decoded, estimated_s
+from dynamo.serving.bodies import decoded, estimated_s, slow_numbers
 from dynamo.text.multimodal.source import environment_limits
 
 USER = {"role": "user", "content": ""}
@@ -178,3 +178,34 @@ def test_media_of_any_field_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_body_that_is_not_an_object_is_refused(kind: str, body: bytes) -> None:
     with pytest.raises(InvalidArgument):
         check((kind, body))
+
+
+def numbers(number: str, count: int) -> bytes:
+    listed = ",".join([number] * count)
+    return f'{{"model":"m","messages":[{{"role":"user","content":"hi"}}],"metadata":{{"a":[{listed}]}}}}'.encode()
+
+
+async def test_small_body_of_slow_numbers_is_not_decoded_on_the_loop(pool: Pool) -> None:
+    assert await where(numbers("1e-300", 500)) != threading.current_thread().name
+    assert await where(numbers("1.5", 500)) == threading.current_thread().name
+    assert not pool.kinds
+    await where(numbers("1e+300", 10_000))
+    assert pool.kinds == ["chat"]
+
+
+@pytest.mark.parametrize("number", ["1e300", "1E-300", "1.5e+0290", "9e-310"])
+def test_number_with_an_exponent_of_three_digits_is_slow(number: str) -> None:
+    assert slow_numbers(numbers(number, 50)) == 50
+
+
+def test_child_bounds_numbers_that_are_slow_to_decode_but_not_text_like_them() -> None:
+    check(("chat", numbers("1e-300", SLOW_NUMBERS_MAX)))
+    with pytest.raises(InvalidArgument, match=f"more than {SLOW_NUMBERS_MAX} numbers with exponents of three digits"):
+        check(("chat", numbers("1e-300", SLOW_NUMBERS_MAX + 1)))
+    check(("chat", chat([{"role": "user", "content": 'a "1e300" ' * 2 * SLOW_NUMBERS_MAX}])))
+
+
+def test_child_bounds_fractions() -> None:
+    check(("chat", numbers("1.5", FRACTIONS_MAX)))
+    with pytest.raises(InvalidArgument, match=f"more than {FRACTIONS_MAX} fractions"):
+        check(("chat", numbers("1.5", FRACTIONS_MAX + 1)))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import HttpError, InvalidArgument, NotFound
-from dynamo.core.openmetrics import negotiated
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.http.openapi.description import describe
 from dynamo.http.openapi.docs_page import HEADERS, PAGE
 from dynamo.http.routes.table import Access, Operation, RouteContext, RouteTable, as_json, body_of
@@ -55,9 +55,9 @@ class SystemPages:
         self._routes = routes
         self._pipeline = context.pipeline
         self._models = context.models
-        self._registry = context.registry
         self._is_sound = context.is_sound
         self._siblings = context.siblings
+        self._metrics = MetricsPage(context.registry, None if self._siblings is None else self._siblings.metrics)
         self._description = b""
         """The OpenAPI document, once it has been requested."""
         if self._siblings is not None:
@@ -87,14 +87,11 @@ class SystemPages:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        text = self._registry.render()
-        if self._siblings is not None:
-            text = await self._siblings.metrics(text)
-        content_type, text = negotiated(request.headers.get("accept", ""), text)
-        return Response(text, media_type=None, headers={"content-type": content_type})
+        content_type, body = await self._metrics.respond(request.headers.get("accept", ""))
+        return Response(body, media_type=None, headers={"content-type": content_type})
 
     async def _own_metrics(self, question: str) -> str:
-        return self._registry.render()
+        return await self._metrics.own()
 
     async def thresholds(self, request: Request) -> Response:
         """GET /busy_threshold."""

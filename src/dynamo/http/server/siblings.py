@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from dynamo.core.metrics import format_number
+from dynamo.core.metrics_page import INLINE_CHARS
+from dynamo.core.threads import in_few_threads
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,10 @@ class Siblings:
 
     async def metrics(self, own: str) -> str:
         """Return the combined metrics of all processes."""
-        return merge([own, *await self.query("metrics")])
+        texts = [own, *await self.query("metrics")]
+        if sum(map(len, texts)) <= INLINE_CHARS:
+            return merge(texts)
+        return await in_few_threads(lambda: merge(texts), "metrics", 1)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
