@@ -1,4 +1,7 @@
-"""LoRA adapters of the bundled demo model for process tests, and transformers' output with merged weights."""
+"""LoRA adapters of the bundled demo model for process tests, and transformers' output with merged weights.
+
+Only the latter needs PyTorch and transformers.
+"""
 
 import json
 from collections.abc import Sequence
@@ -7,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from safetensors.numpy import save_file
 from tests.unit.cpu.conftest import random_adapter
 
@@ -39,12 +40,17 @@ def write(path: Path, seed: int, targets: Sequence[str]) -> Path:
 
 @cache
 def tokenizer() -> Any:
+    import transformers
+
     return transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
 
 
 @cache
 def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
     """Return the model in transformers, with an adapter's product added to its weights."""
+    import torch
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
     if seed is not None:
         parameters = dict(model.named_parameters())
@@ -61,6 +67,8 @@ def merged(seed: int | None, targets: tuple[str, ...] = ()) -> Any:
 
 def greedily(model: Any, prompt: list[int], count: int) -> str:
     """Return the greedy tokens after a prompt, without an end token."""
+    import torch
+
     tokens = torch.tensor([prompt])
     with torch.no_grad():
         cached: Any = None
