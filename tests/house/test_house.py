@@ -23,7 +23,7 @@ FOLDERS = (".ci", "benchmarks", "docs", "examples", "src", "tests", "tools")
 @cache
 def texts() -> list[tuple[Path, str]]:
     """Return every text file of this repository, in any checkout."""
-    found = [path for path in ROOT.iterdir() if path.is_file()]
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # A file in a worktree.
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     return [
