@@ -37,6 +37,10 @@ parameters are allowed. Types are not compared. [Python API](../python-api.md) d
 """
 
 
+OPTIONAL = ("dynamo.nixl_connect.nixl_api", "dynamo.nixl_connect.nixl_bindings")
+"""Names of an optional package; the page must not depend on whether it is installed."""
+
+
 class Difference(NamedTuple):
     """One difference: `module.name` or `module.name.member`, and what differs."""
 
@@ -146,6 +150,8 @@ def compared(module: str, name: str) -> list[Difference]:
     address, names = f"{module}.{name}", ours().get(module)
     if names is None:
         return [Difference(address, "missing module")]
+    if address in OPTIONAL:
+        return [Difference(address, "there if its package is installed")]
     if name not in names:
         return [Difference(address, "missing")]
     return list(of_name(address, released()[module][name], names[name]))
