@@ -8,7 +8,7 @@ import msgspec
 from dynamo.core.errors import InvalidArgument
 from dynamo.grpc.descriptions import VERSION
 from dynamo.grpc.messages import CLASSES
-from dynamo.grpc.tensors import LENGTH, Tensor, parameters_of, request_of
+from dynamo.grpc.tensors import LENGTH, Tensor, inputs_of, parameters_of
 from dynamo.protocols.openai import CompletionRequest, completion_of
 from dynamo.protocols.openai_answers import TextCompletion
 
@@ -23,7 +23,7 @@ def completion_request(message: Any) -> CompletionRequest:
     """Return the completion of a `ModelInferRequest`. Raise `InvalidArgument` that names the invalid field."""
     prompt: str | None = None
     streams = False
-    for tensor in request_of(message).tensors:
+    for tensor in inputs_of(message):
         name = tensor.metadata.name
         if name == TEXT_INPUT:
             prompt = _text(tensor)
@@ -66,7 +66,8 @@ def response_of(completion: TextCompletion, request_id: str, *, is_raw: bool = F
 
 def _text(tensor: Tensor) -> str:
     try:
-        return bytes(_single(tensor, "Bytes")).decode()
+        text: bytes = _single(tensor, "Bytes")
+        return text.decode()
     except UnicodeDecodeError:
         raise InvalidArgument(f"input {TEXT_INPUT}: must be UTF-8", param=TEXT_INPUT) from None
 

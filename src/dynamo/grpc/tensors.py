@@ -111,11 +111,10 @@ class TensorResponse(msgspec.Struct, kw_only=True):
 
 def request_of(message: Any) -> TensorRequest:
     """Return a `ModelInferRequest` as a worker's request. Raise `InvalidArgument` that names the invalid field."""
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        problem = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
-        raise InvalidArgument(problem, param="raw_input_contents")
-    tensors = [_read(one, raw[place] if raw else None) for place, one in enumerate(message.inputs)]
+    tensors = inputs_of(message)
+    for tensor in tensors:
+        if tensor.data.data_type == BYTES:
+            tensor.data.values = list(map(list, tensor.data.values))
     return TensorRequest(
         id=message.id or None,
         model=message.model_name,
@@ -123,6 +122,15 @@ def request_of(message: Any) -> TensorRequest:
         parameters=parameters_of(message.parameters) or UNSET,
         outputs=[_wanted(one) for one in message.outputs] or UNSET,
     )
+
+
+def inputs_of(message: Any) -> list[Tensor]:
+    """Return the inputs of a `ModelInferRequest`; texts are `bytes`. Raise `InvalidArgument` that names the invalid field."""
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        problem = f"raw_input_contents has {len(raw)} elements for {len(message.inputs)} inputs: expected one for each"
+        raise InvalidArgument(problem, param="raw_input_contents")
+    return [_read(one, raw[place] if raw else None) for place, one in enumerate(message.inputs)]
 
 
 def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -206,8 +214,6 @@ def _typed(message: Any, kind: TensorType) -> list[Any]:
         problem = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
         raise InvalidArgument(problem, param=message.name)
     values = list(getattr(message.contents, kind.contents))
-    if kind.name == BYTES:
-        return [list(one) for one in values]
     if beyond(kind, values):
         limits = np.iinfo(kind.numpy)
         raise InvalidArgument(
@@ -238,16 +244,16 @@ def _unpacked(kind: TensorType, raw: bytes, name: str) -> list[Any]:
     return values
 
 
-def _texts(raw: bytes, name: str) -> list[list[int]]:
+def _texts(raw: bytes, name: str) -> list[bytes]:
     """Return texts, each of which is preceded by its length in four bytes."""
-    texts: list[list[int]] = []
+    texts: list[bytes] = []
     place = 0
     while place < len(raw):
         begin = place + LENGTH.size
         size = LENGTH.unpack_from(raw, place)[0] if begin <= len(raw) else -1
         if size < 0 or begin + size > len(raw):
             raise InvalidArgument(f"inputs[{name!r}]: raw BYTES end within element {len(texts)}", param=name)
-        texts.append(list(raw[begin : begin + size]))
+        texts.append(raw[begin : begin + size])
         place = begin + size
     return texts
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -89,3 +90,14 @@ def test_raw_outputs_are_sent_to_clients_with_raw_inputs() -> None:
     assert list(answer.raw_output_contents) == [b"\2\0\0\0\xc3\xa9\0\0\0\0", b"\4\0\0\0stop\0\0\0\0"]
     assert list(answer.outputs[0].contents.bytes_contents) == ["é".encode(), b""]
     assert not response_of(COMPLETION, "7").raw_output_contents
+
+
+def test_conversion_of_a_prompt_makes_no_object_for_each_byte() -> None:
+    message = request(b"x" * (1 << 20))
+    tracemalloc.start()
+    try:
+        completion_request(message)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 << 20
