@@ -5,13 +5,14 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from tests.cluster.processes import DEADLINE_S, ProcessGroup
+from tests.cluster.processes import DEADLINE_S, ProcessGroup, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -97,3 +98,13 @@ def test_ctrl_c_during_the_start_ends_it(tmp_path: Path) -> None:
     os.write(chat.terminal, b"\x03")
     assert chat.ends() == 130
     assert b"Traceback" not in chat.output
+
+
+def test_killed_command_leaves_no_server(tmp_path: Path) -> None:
+    chat = Chat(tmp_path, "out=mocker")
+    chat.until(b"> ")
+    [directory] = tmp_path.glob("dynamo-serve-*")
+    os.kill(chat.pid, signal.SIGKILL)
+    os.waitpid(chat.pid, 0)
+    os.close(chat.terminal)
+    wait_until(lambda: not directory.exists(), "the server runs on")

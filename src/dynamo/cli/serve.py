@@ -20,6 +20,7 @@ from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
 from dynamo.core.known_variables import warnings as unknown_variables
 from dynamo.core.locked_directory import LockedDirectory
+from dynamo.core.parent import die_with_parent
 from dynamo.core.progress import ProgressLine
 from dynamo.ops.graphs import record_failed_start
 
@@ -34,6 +35,7 @@ def serve(argv: list[str], started: float) -> int:
     """
     from dynamo.cli.serve_file import names_file, serve_file
 
+    die_with_parent()  # `dynamo-run` starts this command.
     variables = environ()
     try:
         return serve_file(argv, variables, started) if names_file(argv) else serve_model(argv, variables, started)

@@ -1,6 +1,6 @@
-"""Parent watch: ends a child of `dynamo serve` when the parent ends for any reason.
+"""Parent watch: ends a child of `dynamo serve` or `dynamo-run` when the parent ends for any reason.
 
-`dynamo serve` puts its process id into `DYN_SERVE_CHILD`. On Linux the kernel signals the parent's death; the parent
+The parent puts its process id into `DYN_SERVE_CHILD`. On Linux the kernel signals the parent's death; the parent
 may have died before that was set up, so its id is compared once.
 """
 
