@@ -292,3 +292,10 @@ def test_typed_contents_are_returned_typed(cluster: KserveCluster) -> None:
 def test_http1_request_on_the_grpc_port_is_refused(cluster: KserveCluster) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{cluster.grpc_port}/health", timeout=DEADLINE_S)
+
+
+def test_burst_of_requests_is_answered_as_a_whole(cluster: KserveCluster) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ServerLive")
+        pending = [call.future(b"", timeout=DEADLINE_S) for _ in range(5000)]
+        assert {one.code() for one in pending} == {grpc.StatusCode.OK}

@@ -78,6 +78,9 @@ class KserveService:
                 ("grpc.max_receive_message_length", options.message_bytes_max or -1),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.lookahead_bytes", options.window_bytes),
+                # By default gRPC cancels, without a reason, some of the requests of a burst from the 1,000th on.
+                ("grpc.server.max_pending_requests", REQUESTS_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", REQUESTS_MAX),
             ],
             maximum_concurrent_rpcs=REQUESTS_MAX,
         )
