@@ -56,5 +56,5 @@ def send(port: int, data: bytes, *, after: bytes = b"") -> tuple[int, str]:
                         left = left[:0]
                     if not left:
                         selector.modify(sock, selectors.EVENT_READ)
-    status = read_head(kept)[0] if kept else STATUS_NONE
+    status = read_head(kept)[0] if kept.startswith(b"HTTP/1") else STATUS_NONE  # HTTP/2 has frames.
     return status, kept.partition(b"\r\n\r\n")[2].decode(errors="replace")
