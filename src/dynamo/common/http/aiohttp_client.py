@@ -99,7 +99,8 @@ class AiohttpClient(HttpClient):
 
     def _build_session(self, allow_private_ips: bool) -> Any:
         """Return a session with a pool of its own."""
-        resolver: Any = BlocklistResolver(allow_private_ips=allow_private_ips)  # aiohttp, if installed, wants a subclass.
+        # `Any`: the types of aiohttp, where it is installed, ask for a subclass of its own resolver.
+        resolver: Any = BlocklistResolver(allow_private_ips=allow_private_ips)
         from aiohttp import ClientSession, TCPConnector
 
         self._resolvers[allow_private_ips] = resolver  # A connector closes no resolver that it was given.
