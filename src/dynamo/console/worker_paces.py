@@ -1,7 +1,6 @@
 """Worker paces: time per token of each worker in recent requests, by which a slow worker is distinguished from a long request. Pure."""
 
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dynamo.serving.request_facts import RequestFacts
@@ -105,3 +104,9 @@ def prompt_pace_s(facts: RequestFacts) -> float | None:
         sent_s, done_s = facts.prefill_s
         took_s = done_s - sent_s - facts.prefill_queue_s if done_s else 0.0
     return took_s / tokens if tokens >= COMPUTED_MIN and took_s > 0 else None
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of at least one value; the module `statistics` would load fractions with every frontend."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -14,14 +14,12 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from dynamo.core.openmetrics import negotiated
+from dynamo.core.uvicorn_parts import STATUS_LINE, Config, HttpToolsProtocol, ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class HttpServer:
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept requests on a bound socket, over TLS where a context is given."""
-        config = uvicorn.Config(
+        config = Config(
             self._serve, loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, date_header=False,
         )  # fmt: skip
@@ -166,7 +164,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 class _BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with limits, which also answers clients that half-closed their connection."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, limits: ServerLimits) -> None:
+    def __init__(self, config: Config, state: ServerState, limits: ServerLimits) -> None:
         super().__init__(config, state, {})
         self._limits = limits
         self._head_bytes = 0

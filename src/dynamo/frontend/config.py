@@ -1,6 +1,7 @@
 """FrontendConfig: the flags, variables and defaults of the frontend."""
 
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,7 +13,6 @@ from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_o
 from dynamo.core.config import NO_EFFECT, environ, option
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.unsupported_flags import UnsupportedFlag, load
-from dynamo.frontend.workers import WORKERS_MAX
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.server.cors import Cors
 from dynamo.routing.policy_file import RouterPolicy, check_disaggregation
@@ -21,7 +21,7 @@ from dynamo.runtime.config import RuntimeOptions
 from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.announcing import REASONING_FIELDS, AnswerOptions
 from dynamo.serving.postprocessor import REASONING_FIELD
-from dynamo.text.tokenizer.tokenizer import CHOICES, backends_wanted
+from dynamo.text.tokenizer.choices import CHOICES, backends_wanted
 
 UNSUPPORTED_FLAGS = (
     UnsupportedFlag("--exclude-tools-when-tool-choice-none", "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", True),
@@ -32,6 +32,10 @@ UNSUPPORTED_FLAGS = (
 )
 """Flags of upstream's frontend that are refused unless they have their default value."""
 
+
+WORKERS_MAX = 256
+INDEX_VARIABLE = "DYN_HTTP_WORKER_INDEX"
+FOLDER_VARIABLE = "DYN_HTTP_WORKER_FOLDER"
 
 PER_PROCESS_DISCOVERY = {
     "mem": "which processes cannot share",
@@ -402,3 +406,9 @@ def api_keys(config: FrontendConfig, variables: Mapping[str, str] | None = None)
         (*config.api_key, *keys_of_variable(API_KEYS, given)),
         (*config.admin_api_key, *keys_of_variable(ADMIN_API_KEYS, given)),
     )
+
+
+def check_platform() -> None:
+    """Raise `ConfigError` on systems where processes cannot share a port."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("--http-workers: not supported on this system, which cannot share a port between processes")

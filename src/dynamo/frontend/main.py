@@ -22,9 +22,8 @@ from dynamo.core.interpreter import configure_interpreter
 from dynamo.core.listening import bind
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
-from dynamo.frontend.config import FrontendConfig, api_keys, read
+from dynamo.frontend.config import FOLDER_VARIABLE, INDEX_VARIABLE, FrontendConfig, api_keys, check_platform, read
 from dynamo.frontend.cpu_affinity import warn_if_frontend_cpu_affinity_spans_numa_nodes
-from dynamo.frontend.workers import FOLDER_VARIABLE, INDEX_VARIABLE, HttpWorkers, check_platform, command_of
 from dynamo.http.extensions import load_extensions
 from dynamo.http.routes.api_options import MEMORY
 from dynamo.http.routes.groups import GROUPS, metrics_group
@@ -32,7 +31,6 @@ from dynamo.http.server.cors import Cors
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.service import FrontendServer, HttpOptions, tls_context, tls_identity
 from dynamo.http.server.siblings import Siblings
-from dynamo.http.terminal_chat import converse
 from dynamo.protocols.discovery import METRICS_SOURCES, MetricsAddress
 from dynamo.runtime.discovery.pod_identity import MODE_VARIABLE
 from dynamo.runtime.distributed import DistributedRuntime
@@ -78,6 +76,8 @@ def main() -> int:
         port = 0 if config.interactive else config.http_port
         listener = bind(host, port, "--http-port", shared=config.http_workers > 1)
     if is_parent:
+        from dynamo.frontend.workers import HttpWorkers, command_of
+
         # A bound socket that does not listen reserves the port for the workers, and fails now if the port is in use.
         command = command_of(without_secrets(FrontendConfig, argv), listener.getsockname()[1])
         return HttpWorkers(command, config.http_workers, drain_s(), worker_variables(config)).run()
@@ -189,6 +189,8 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
 
     talking = TaskOwner("interactive")
     if config.interactive:
+        from dynamo.http.terminal_chat import converse
+
         chat = talking.start(converse(f"http://127.0.0.1:{port}", config.model_name), "terminal")
         chat.add_done_callback(lambda _: stop.set())
     await stop.wait()

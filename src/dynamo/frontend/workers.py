@@ -7,21 +7,17 @@ parent forwards it and waits until all workers have drained. On Linux a worker w
 import logging
 import random
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
 from dynamo.core.backoff import Backoff
 from dynamo.core.config import environ
-from dynamo.core.errors import ConfigError
 from dynamo.core.locked_directory import LockedDirectory
 from dynamo.core.supervisor import Exited, Process, Signalled, Supervisor
+from dynamo.frontend.config import FOLDER_VARIABLE, INDEX_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-WORKERS_MAX = 256
-INDEX_VARIABLE = "DYN_HTTP_WORKER_INDEX"
-FOLDER_VARIABLE = "DYN_HTTP_WORKER_FOLDER"
 CONFIG_ERROR = 2  # Exit status of a worker with an invalid configuration; a restart would fail in the same way.
 RESTART_FIRST_S, RESTART_MAX_S = 0.2, 10.0
 PROVEN_S = 30.0  # The failure of a worker that ran this long has a new cause.
@@ -92,9 +88,3 @@ def command_of(argv: Sequence[str], port: int) -> list[str]:
     """Return the command line of a worker: this process's, with the port that was bound."""
     safe = ["-P"] if sys.flags.safe_path else []
     return [sys.executable, *safe, "-m", "dynamo.frontend", *argv, f"--http-port={port}"]
-
-
-def check_platform() -> None:
-    """Raise `ConfigError` on systems where processes cannot share a port."""
-    if not hasattr(socket, "SO_REUSEPORT"):
-        raise ConfigError("--http-workers: not supported on this system, which cannot share a port between processes")

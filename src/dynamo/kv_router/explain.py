@@ -1,12 +1,14 @@
 """Explanation of a routing decision: the chosen worker and every candidate with its cost terms (docs/routing.md). Pure."""
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dynamo.kv_router.config import CostWeights
-from dynamo.kv_router.cost import terms
-from dynamo.kv_router.decision import Decision
+
+if TYPE_CHECKING:
+    from dynamo.kv_router.decision import Decision
 
 
 class Candidate(msgspec.Struct, kw_only=True):
@@ -45,8 +47,10 @@ class Explanation(msgspec.Struct, kw_only=True):
     """Cheapest first."""
 
 
-def explained(decision: Decision, policy: str) -> Explanation:
+def explained(decision: "Decision", policy: str) -> Explanation:
     """Return the explanation of a decision."""
+    from dynamo.kv_router.cost import terms  # With numpy: only explanations of a KV router need it.
+
     seen = decision.snapshot
     least = min((seen.load.prefill_tokens[slot] for slot in seen.slots), default=0.0)
     cost_of = {int(slot): float(cost) for slot, cost in zip(seen.slots, seen.costs, strict=True)}

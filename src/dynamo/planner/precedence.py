@@ -8,8 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
-from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
+from dynamo.protocols.discovery import INSTANCES, PLANNER_COMPONENT, PLANNER_STATUS_ENDPOINT, EndpointId
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.streams import GeneratorHandler
 
@@ -38,7 +37,7 @@ class Precedence:
             yield status(count if isinstance(count, int) and count > 0 else DECISIONS_SHOWN)
 
         endpoints = {ADVISORY_ENDPOINT: _ready} if self._is_advisory else {}
-        endpoints |= {STATUS_ENDPOINT: report, READY_ENDPOINT: _ready}  # The last one makes it a candidate.
+        endpoints |= {PLANNER_STATUS_ENDPOINT: report, READY_ENDPOINT: _ready}  # The last one makes it a candidate.
         for name, reply in endpoints.items():
             endpoint = self._runtime.endpoint(str(self._endpoint(name)))
             self._serving.append(await endpoint.serve(GeneratorHandler(reply, self._runtime.tasks)))
@@ -49,7 +48,7 @@ class Precedence:
         if self._is_advisory:
             return ""
         keys = await self._runtime.discovery.snapshot(INSTANCES)
-        names = (READY_ENDPOINT, STATUS_ENDPOINT, ADVISORY_ENDPOINT)
+        names = (READY_ENDPOINT, PLANNER_STATUS_ENDPOINT, ADVISORY_ENDPOINT)
         ready, own, advisory = ({*_instances(keys, self._endpoint(name))} for name in names)
         this = self._runtime.instance_id
         released, smaller = ready - own, {one for one in (ready & own) - advisory if one < this}

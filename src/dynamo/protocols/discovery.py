@@ -13,6 +13,9 @@ EVENT_SOURCES = "v1/event_sources"
 METRICS_SOURCES = "v1/metrics_sources"
 """Addresses of metrics; released processes neither write nor read them."""
 
+PLANNER_COMPONENT, PLANNER_STATUS_ENDPOINT = "Planner", "status"
+"""A planner serves its state and last decisions at the endpoint `<namespace>.Planner.status`."""
+
 RESPONSE_FRAMES = 2
 """Version of the batched response frames: version 1 carries responses, version 2 adds heartbeats at any time.
 

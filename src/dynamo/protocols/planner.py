@@ -109,10 +109,6 @@ class TickInput:
     fpm_observations: FpmObservations | None = None
 
 
-PLANNER_COMPONENT, STATUS_ENDPOINT = "Planner", "status"
-"""A planner serves its state and last decisions at the endpoint `<namespace>.Planner.status`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
     """Target number of workers per role; None: no change."""

@@ -8,7 +8,7 @@ from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import InvalidArgument, StreamIncomplete, Unknown
@@ -24,7 +24,10 @@ from dynamo.protocols.embeddings import (
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.strict import INVALID
 from dynamo.serving.response_form import Form, Whole, converted
-from dynamo.text.preprocessor import THREAD_CHARS_MIN, Preprocessor
+from dynamo.text.preparing import THREAD_CHARS_MIN
+
+if TYPE_CHECKING:
+    from dynamo.text.preprocessor import Preprocessor
 
 HEAVY_FLOATS = 16384  # Writing more as JSON takes over 5 ms.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -32,7 +35,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5
 FLOAT_BYTES = 4
 
 
-async def work_of(request: EmbeddingRequest, preprocessor: Preprocessor, *, special: bool) -> EmbeddingWork:
+async def work_of(request: EmbeddingRequest, preprocessor: "Preprocessor", *, special: bool) -> EmbeddingWork:
     """Return the request for a worker that takes tokens; tokenize long texts in a thread. Raise `InvalidArgument`."""
     inputs = inputs_of(request.input)
     if sum(len(one) for one in inputs if isinstance(one, str)) < THREAD_CHARS_MIN:
@@ -53,7 +56,7 @@ async def work_of(request: EmbeddingRequest, preprocessor: Preprocessor, *, spec
     return work
 
 
-def tokens_of(inputs: Sequence[str | list[int]], preprocessor: Preprocessor, *, special: bool) -> list[list[int]]:
+def tokens_of(inputs: Sequence[str | list[int]], preprocessor: "Preprocessor", *, special: bool) -> list[list[int]]:
     """Return the tokens of each input. Raise `InvalidArgument` for an input without tokens and for invalid ids."""
     tokenizer = preprocessor.tokenizer
     made: list[list[int]] = []

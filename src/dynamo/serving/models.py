@@ -30,7 +30,6 @@ from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import Capacity, Thresholds
 from dynamo.routing.policy_file import RouterPolicy, config_of_stage
-from dynamo.routing.python_config import WantedRouting, wanted_routing
 from dynamo.routing.settings import OWN_FIELDS, DisaggregationOptions, KvRouterOptions, router_config
 from dynamo.runtime.client import unreadable_records
 from dynamo.runtime.discovery.base import Change, Delete, Put
@@ -39,12 +38,14 @@ from dynamo.runtime.push_router import RouterMode
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.serving.served_model import PARTIAL, PREFILL, ServedModel
-from dynamo.text.preprocessor import Timings
-from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
+from dynamo.text.preparing import Timings
+from dynamo.text.tokenizer.choices import BACKEND_NAMES
 
 if TYPE_CHECKING:
     from dynamo.kv_router.config import RoutingConfig
+    from dynamo.routing.python_config import WantedRouting
     from dynamo.routing.remote_indexer import ServedIndexers
+    from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Models:
         namespace_prefix: str | None = None,
         thresholds: Thresholds | None = None,
         assets: AssetCache | None = None,
-        tokenizers: Sequence[str] = tuple(BACKENDS),
+        tokenizers: Sequence[str] = BACKEND_NAMES,
         disaggregation: DisaggregationOptions | None = None,
         workers_min: int = 0,
     ) -> None:
@@ -297,7 +298,7 @@ class Models:
         """Return all worker sets, including those whose workers do only one phase of each request."""
         return [one for one in self._sets.values() if one.checksum and one.is_loaded]
 
-    def _tokenizers(self) -> list[Tokenizer]:
+    def _tokenizers(self) -> "list[Tokenizer]":
         return [one.preprocessor.tokenizer for one in self._sets.values() if one.has_preprocessor]
 
     async def close(self) -> None:
@@ -403,6 +404,8 @@ class Models:
 
     async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
         """Create the set for the first card of its model and endpoint."""
+        from dynamo.routing.python_config import wanted_routing  # No card, no settings in it.
+
         wanted = wanted_routing(card)
         mode = RouterMode(wanted.mode or self._router_mode)
         client = await self._runtime.endpoint(str(endpoint)).client(mode)
@@ -438,7 +441,7 @@ class Models:
         await self._watch_load(served)
         return served
 
-    def _routing_of(self, card: ModelDeploymentCard, wanted: WantedRouting) -> "RoutingConfig":
+    def _routing_of(self, card: ModelDeploymentCard, wanted: "WantedRouting") -> "RoutingConfig":
         """Return the KV router settings for a card's workers: the card's, except those that only the frontend decides."""
         block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
         own = router_config(self._kv_options, block_size)

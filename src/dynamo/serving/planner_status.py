@@ -3,8 +3,7 @@
 import asyncio
 from typing import Any
 
-from dynamo.protocols.discovery import INSTANCES, EndpointId
-from dynamo.protocols.planner import PLANNER_COMPONENT, STATUS_ENDPOINT
+from dynamo.protocols.discovery import INSTANCES, PLANNER_COMPONENT, PLANNER_STATUS_ENDPOINT, EndpointId
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.serving.direct_calls import DirectCalls, instances_of
 
@@ -26,7 +25,7 @@ class PlannerStatuses:
         """
         keys = await self._runtime.discovery.snapshot(INSTANCES)
         found = sorted(
-            instances_of(keys, STATUS_ENDPOINT, PLANNER_COMPONENT), key=lambda one: (one[0].namespace, one[1])
+            instances_of(keys, PLANNER_STATUS_ENDPOINT, PLANNER_COMPONENT), key=lambda one: (one[0].namespace, one[1])
         )
         return await asyncio.gather(*(self._status(*one, decisions) for one in found[:PLANNERS_MAX]))
 

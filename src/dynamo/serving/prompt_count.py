@@ -1,14 +1,17 @@
 """Prompt count: number of tokens of a chat's prompt, from the same template and tokenizer as a response."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.serving.models import ModelAccess, Models
 from dynamo.serving.served_model import ServedModel
-from dynamo.text.chat_template.sandbox import Budget
-from dynamo.text.preprocessor import Preprocessor
 from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
+
+if TYPE_CHECKING:
+    from dynamo.text.chat_template.sandbox import Budget
+    from dynamo.text.preprocessor import Preprocessor
 
 
 def counted_model(models: Models, name: str, access: ModelAccess | None) -> ServedModel:
@@ -24,12 +27,12 @@ def counted_model(models: Models, name: str, access: ModelAccess | None) -> Serv
     return model
 
 
-async def count_prompt(preprocessor: Preprocessor, chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
+async def count_prompt(preprocessor: "Preprocessor", chat: ChatCompletionRequest, body_bytes: int = 0) -> int:
     """Return the number of tokens of a chat's prompt, counted in a thread if it is long. Raise `InvalidArgument`."""
     return await preprocessor.rendered(chat, body_bytes, partial(_count, preprocessor, chat))
 
 
-def _count(preprocessor: Preprocessor, chat: ChatCompletionRequest, budget: Budget) -> int:
+def _count(preprocessor: "Preprocessor", chat: ChatCompletionRequest, budget: "Budget") -> int:
     try:
         return len(preprocessor.tokenizer.encode(preprocessor.formatted_prompt(chat, budget)))
     except TooManyTokens as error:

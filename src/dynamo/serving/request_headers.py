@@ -17,7 +17,7 @@ from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.nvext import AgentHints, NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.serving.response_stream import IncomingRequest
-from dynamo.text.preprocessor import routing_of
+from dynamo.text.preparing import routing_of
 
 logger = logging.getLogger(__name__)
 

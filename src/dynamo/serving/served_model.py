@@ -28,13 +28,14 @@ from dynamo.runtime.request_plane.base import Call, Receiver
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 from dynamo.serving.routed_requests import RoutedRequests
 from dynamo.text.detokenizer import TokenTable
-from dynamo.text.preprocessor import Preprocessor, Timings
-from dynamo.text.tokenizer.tokenizer import BACKENDS
+from dynamo.text.preparing import Timings
+from dynamo.text.tokenizer.choices import BACKEND_NAMES
 
 if TYPE_CHECKING:
     from dynamo.kv_router.router import Decision
     from dynamo.routing.kv_push_router import KvPushRouter, RequestProgress
     from dynamo.routing.session_affinity import SessionAffinity
+    from dynamo.text.preprocessor import Preprocessor
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class ServedModel:
         client: Client,
         assets: AssetCache,
         timings: Timings | None = None,
-        tokenizers: Sequence[str] = tuple(BACKENDS),
+        tokenizers: Sequence[str] = BACKEND_NAMES,
     ) -> None:
         self.endpoint = endpoint
         self.client = client
@@ -146,7 +147,7 @@ class ServedModel:
         return self._card
 
     @property
-    def preprocessor(self) -> Preprocessor:
+    def preprocessor(self) -> "Preprocessor":
         """Template and tokenizer of the card."""
         assert self._preprocessor is not None, "a set is published only after it is loaded"
         return self._preprocessor
@@ -454,10 +455,12 @@ class ServedModel:
         self._excluded = self._other_cards | self._other_models
 
 
-def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> Preprocessor:
+def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> "Preprocessor":
     """Load template and tokenizer of a card; slow, so it must not run on the loop."""
     if has_remote(card):
         card = assets.localise(card)
+    from dynamo.text.preprocessor import Preprocessor  # With the template engine, which the start does not need.
+
     preprocessor = Preprocessor(ModelFiles.from_card(card), card, tokenizers)
     preprocessor.tokenizer.table(skip_special_tokens=True)
     trim_memory()  # Reading a tokenizer needs several times the memory that it keeps.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dynamo.core.errors import ConfigError
 from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, ToolCallFamily, tools_of
@@ -14,7 +14,9 @@ from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.openai_ranges import chosen_tool
 from dynamo.text.answer_parsing import Reading, ThoughtsFirst
 from dynamo.text.guided import is_call_forced
-from dynamo.text.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class ForcedCalls:
 class Readers:
     """Answer parsers of one model."""
 
-    def __init__(self, config: RuntimeConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RuntimeConfig, tokenizer: "Tokenizer") -> None:
         """Find the model's parsers; log a warning for an unknown one, in which case text is passed on unparsed."""
         self._tokenizer = tokenizer
         self._calls: ToolCallFamily | None = None

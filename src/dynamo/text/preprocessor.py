@@ -5,7 +5,6 @@ from the model. Only a missing `max_tokens` stays unset: each engine has its own
 for the mocker, an error.
 """
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -20,9 +19,8 @@ from msgspec import UNSET
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
-from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
+from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.model_card import ModelDeploymentCard
-from dynamo.protocols.nvext import NvExt
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, CompletionRequest
 from dynamo.text.answer_parsers import Readers
 from dynamo.text.chat_template.sandbox import FULL, LONG, QUICK, Budget, OverBudget
@@ -32,6 +30,7 @@ from dynamo.text.fill_in_middle import FillInMiddle
 from dynamo.text.guided import form_bytes, guided_decoding
 from dynamo.text.multimodal.media import has_media, media_of, shown_messages
 from dynamo.text.multimodal.routing_hashes import ImageRouting, image_routing
+from dynamo.text.preparing import THREAD_CHARS_MIN, Timings, routing_of
 from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 from dynamo.text.tokenizer.tokenizer import BACKENDS, Tokenizer
 
@@ -39,7 +38,6 @@ T = TypeVar("T")
 
 POOL, THREADS = "prompt", 3
 """Threads that prepare long prompts: tokenizers run without the interpreter lock, but templates hold it."""
-THREAD_CHARS_MIN = 8192  # About 2,000 tokens, or 2 ms of the library: too long for the event loop.
 THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
 SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
 TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of this many spaces; a normalizer may remove more.
@@ -76,16 +74,6 @@ class GenerationDefaults:
 
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-class Timings:
-    """Observer of preprocessing durations, called on its own event loop from any thread."""
-
-    def __init__(self, observe: Callable[[float, float], None]) -> None:
-        """`observe` receives the seconds of the template and those of the tokenizer."""
-        self.observe = observe
-        self.loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()
 
 
 class Preprocessor:
@@ -434,31 +422,6 @@ def size_of(request: ChatCompletionRequest) -> int:
         for call in message.tool_calls or ():
             size += len(call.function.arguments) if isinstance(call.function.arguments, str) else TOOL_CHARS
     return size
-
-
-def routing_of(nvext: NvExt | None, cache_salt: str | None = None, lora: str | None = None) -> Routing | None:
-    """Return the routing hints and constraints of a request, None if it has none."""
-    if nvext is None:
-        return Routing(cache_salt=cache_salt, lora_name=lora) if cache_salt or lora else None
-    hints = nvext.agent_hints
-    routing = Routing(
-        backend_instance_id=nvext.backend_instance_id,
-        prefill_worker_id=nvext.prefill_worker_id,
-        decode_worker_id=nvext.decode_worker_id,
-        dp_rank=nvext.dp_rank,
-        prefill_dp_rank=nvext.prefill_dp_rank,
-        cache_salt=cache_salt,
-        lora_name=lora,
-        routing_constraints=None
-        if nvext.routing_constraints is None
-        else msgspec.to_builtins(nvext.routing_constraints),
-    )
-    if hints is not None:
-        routing.expected_output_tokens = hints.osl
-        routing.strict_priority = hints.strict_priority
-        routing.priority = hints.priority
-        routing.priority_jump = None if hints.priority is None else float(max(0, hints.priority))
-    return None if routing == Routing() else routing
 
 
 def is_constrained(request: ChatCompletionRequest) -> bool:

@@ -383,8 +383,8 @@ async def test_requests_are_sent_only_to_workers_of_their_model(harness: ModelsH
     await until(lambda: len(harness.names()) == 2)
     one = harness.models.find("one", "Chat")
     await until(lambda: len(one.client.instance_ids()) == 3)
-    assert one.worker_ids() == [1]
     await until(lambda: sorted(harness.models.find("two", "Chat").worker_ids()) == [2, 3])
+    await until(lambda: one.worker_ids() == [1])
     await harness.discovery.delete(MODEL_CARDS, two)
     await until(lambda: len(harness.models.find("two", "Chat").records) == 1)
     assert one.worker_ids() == [1], "it is about to leave"

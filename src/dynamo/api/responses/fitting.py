@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from dynamo.api.responses.convert import to_chat, without_oldest
 from dynamo.protocols.openai import ChatCompletionRequest
 from dynamo.protocols.responses import ResponsesPromptFields, StoredItem
 from dynamo.serving.prompt_count import count_prompt
-from dynamo.text.preprocessor import Preprocessor
+
+if TYPE_CHECKING:
+    from dynamo.text.preprocessor import Preprocessor
 
 ITEMS_HERE_MAX = 256  # More items are converted in a thread.
 
@@ -16,7 +19,7 @@ async def fitting_chat(
     request: ResponsesPromptFields,
     items: list[StoredItem],
     answer_tokens: int,
-    preprocessor_of: Callable[[str], Preprocessor],
+    preprocessor_of: "Callable[[str], Preprocessor]",
 ) -> ChatCompletionRequest:
     """Return the chat of the conversation's items, which leaves room for `answer_tokens`. Raise `InvalidArgument`.
 

@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
+from dynamo.core.uvicorn_parts import STATUS_LINE
 from dynamo.http.server.gate import Account
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.uvicorn_parts import FlowControl, HttpToolsProtocol
 from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exchange, HotHandler
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits

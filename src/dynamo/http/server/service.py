@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from uvicorn.server import ServerState
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tls import PemFile, TlsIdentity, server_context
+from dynamo.core.uvicorn_parts import Config, ServerState
 from dynamo.http.extensions import FrontendRoute
 from dynamo.http.routes.api_options import ApiOptions
 from dynamo.http.routes.table import RouteContext, RouteGroup, refuse, routes_of
@@ -107,7 +106,7 @@ class FrontendServer:
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept requests on a bound socket."""
-        config = uvicorn.Config(
+        config = Config(
             self._application(), loop="none", lifespan="off", interface="asgi3", ws="none", log_config=None, access_log=False,
             proxy_headers=False, timeout_keep_alive=self._options.limits.keep_alive_s,  # type: ignore[arg-type]
         )  # fmt: skip

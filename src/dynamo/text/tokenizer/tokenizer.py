@@ -13,28 +13,27 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dynamo.core.codec import UNREADABLE
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
-from dynamo.model_card.card import ModelFiles, read_bytes, read_json
+from dynamo.model_card.card import ModelFiles, read_bytes
 from dynamo.text.detokenizer import Decoding, TokenTable, text_json_of
+from dynamo.text.tokenizer.choices import BACKEND_NAMES
 from dynamo.text.tokenizer.fast_tokens import fast_tokens_for
 from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, TooManyTokens, cuts_of
 from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
 from dynamo.text.tokenizer.word_tokenizer import byte_of_char, word_tokenizer_for
 
 DEFINITION = "tokenizers"
+MODEL = "model"
+"""Section of a `tokenizer.json` with the vocabulary and the merges."""
 
 BACKENDS: Mapping[str, Callable[[dict[str, Any], bytes, Any], "Encoder | str"]] = {
     "fastokens": lambda _, data, __: fast_tokens_for(data),
-    "words": lambda spec, _, model: word_tokenizer_for(spec, model),
+    "words": lambda spec, data, model: word_tokenizer_for(with_model(spec, data), model),
 }
 """Name to a factory, best first. Its arguments are a `tokenizer.json`, parsed and plain, and the library's model; it
-returns an encoder or the reason why there is none."""
-
-CHOICES = ("default", "fastokens", "basetenkenizer")
-"""Values of `--tokenizer`. `default`: the fastest encoder that passes the self-test. The others are libraries; if
-one is missing or does not support a model's tokenizer, the default is used if allowed. `basetenkenizer` does not exist
-for Python."""
+returns an encoder or the reason why there is none. The parsed one may lack the vocabulary (`spec_of`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class Tokenizer:
         spec: dict[str, Any],
         data: bytes,
         name: str = "tokenizer.json",
-        backends: Sequence[str] = tuple(BACKENDS),
+        backends: Sequence[str] = BACKEND_NAMES,
         cache_bytes: int = BYTES_MAX,
     ) -> None:
         """`cache_bytes` bounds the cache of earlier texts; 0: no cache."""
@@ -121,18 +120,19 @@ class Tokenizer:
         self._prefixes = self._proved_prefixes(spec, cache_bytes, name)
 
     @classmethod
-    def from_dir(cls, path: str, backends: Sequence[str] = tuple(BACKENDS)) -> "Tokenizer":
+    def from_dir(cls, path: str, backends: Sequence[str] = BACKEND_NAMES) -> "Tokenizer":
         """Load the tokenizer of a model directory. Raise `ConfigError`."""
         return cls.from_files(ModelFiles.from_dir(path), backends)
 
     @classmethod
-    def from_files(cls, files: ModelFiles, backends: Sequence[str] = tuple(BACKENDS)) -> "Tokenizer":
+    def from_files(cls, files: ModelFiles, backends: Sequence[str] = BACKEND_NAMES) -> "Tokenizer":
         """Load the tokenizer of a model. Raise `ConfigError` that names the file."""
         if is_tiktoken(files.tokenizer):
             data = tokenizer_json(files)
             spec: dict[str, Any] = msgspec.json.decode(data)
         else:
-            data, spec = read_bytes(files.tokenizer), read_json(files.tokenizer)
+            data = read_bytes(files.tokenizer)
+            spec = spec_of(data, files.tokenizer)
         return cls(spec, data, files.tokenizer, backends, cache_bytes_wanted())
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -276,18 +276,20 @@ class Tokenizer:
         return PrefixTokens(self._encode_anew, cuts, cache_bytes)
 
 
-def backends_wanted(choice: str, *, falls_back: bool = True) -> tuple[str, ...]:
-    """Return the backends to try for one of `CHOICES`; the first that agrees is used. Raise `ConfigError`."""
-    if choice not in CHOICES:
-        raise ConfigError(f"--tokenizer {choice}: must be one of {', '.join(CHOICES)}")
-    if choice == "default" or (falls_back and choice in BACKENDS):
-        return tuple(sorted(BACKENDS, key=lambda name: name != choice))
-    if choice in BACKENDS:
-        return (choice,)
-    if not falls_back:
-        raise ConfigError(f"--tokenizer {choice}: this library does not exist for Python")
-    logger.warning("--tokenizer %s: this library does not exist for Python; the default is used", choice)
-    return tuple(BACKENDS)
+def spec_of(data: bytes, name: str) -> dict[str, Any]:
+    """Return a `tokenizer.json` without its model: vocabulary and merges take many times their size. Raise `ConfigError`."""
+    try:
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        return {key: msgspec.json.decode(raw) for key, raw in parts.items() if key != MODEL}
+    except UNREADABLE as error:
+        raise ConfigError(f"{name}: not a JSON object ({error})") from None
+
+
+def with_model(spec: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Return a parsed `tokenizer.json` with its model."""
+    if MODEL in spec:
+        return spec
+    return {**spec, MODEL: msgspec.json.decode(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[MODEL])}
 
 
 def cache_bytes_wanted() -> int:

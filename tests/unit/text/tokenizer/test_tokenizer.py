@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
 from dynamo.text.tokenizer import word_tokenizer
-from dynamo.text.tokenizer.tokenizer import Tokenizer, backends_wanted, self_test_texts
+from dynamo.text.tokenizer.tokenizer import Tokenizer, self_test_texts, spec_of, with_model
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=200)
 WORDS = st.lists(
@@ -203,24 +203,13 @@ def test_tokenizer_self_test_covers_added_tokens(tokenizer: Tokenizer) -> None:
     assert any("<|im_start|>" in text for text in self_test_texts(["<|im_start|>"]))
 
 
-@pytest.mark.parametrize(
-    ("choice", "falls_back", "expected"),
-    [
-        ("default", True, ("fastokens", "words")),
-        ("default", False, ("fastokens", "words")),
-        ("fastokens", True, ("fastokens", "words")),
-        ("fastokens", False, ("fastokens",)),
-        ("basetenkenizer", True, ("fastokens", "words")),
-    ],
-)
-def test_tokenizer_backend_choice_is_tried_first(choice: str, falls_back: bool, expected: tuple[str, ...]) -> None:
-    assert backends_wanted(choice, falls_back=falls_back) == expected
-
-
-@pytest.mark.parametrize("choice", ["basetenkenizer", "words", ""])
-def test_tokenizer_backend_choice_that_is_unavailable_is_refused(choice: str) -> None:
-    with pytest.raises(ConfigError, match="--tokenizer"):
-        backends_wanted(choice, falls_back=False)
+def test_tokenizer_reads_a_file_without_its_vocabulary_and_the_vocabulary_where_it_is_needed(model_dir: Path) -> None:
+    data = (model_dir / "tokenizer.json").read_bytes()
+    spec = spec_of(data, "tokenizer.json")
+    assert spec.keys() == json.loads(data).keys() - {"model"}
+    assert with_model(spec, data) == json.loads(data)
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        spec_of(b"[1]", "tokenizer.json")
 
 
 @pytest.mark.parametrize("backends", [[], ["words"], ["fastokens"]])
