@@ -36,6 +36,7 @@ PROGRAMS = (
     Program("floods", (), 1800.0, ("--quick",), 240.0),
     Program("frontend_latency", (), 600.0, None),
     Program("frontend_memory", (), 900.0, None),
+    Program("start", (), 300.0, ("--quick",), 60.0),
     Program("long_context", (), 300.0, ("--quick",), 90.0),
     Program("gateway_overhead", (), 600.0, None),
     Program("router", (), 1200.0, ("--quick",), 240.0),
