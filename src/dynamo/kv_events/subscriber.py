@@ -244,15 +244,19 @@ class KvView:
 
     def receive(self, kv_event: WorkerKvEvent) -> None:
         """Process one event; events may be out of order or duplicated."""
-        rank = (kv_event.worker_id, kv_event.event.dp_rank)
+        event = kv_event.event
+        rank = (kv_event.worker_id, event.dp_rank)
         source = self._sources.get(rank)
         if source is None:
             source = self._sources[rank] = _Source(None)
         if source.recovery is not None or source.is_held_back:
             if len(source.pending) < PENDING_MAX:
                 source.pending.append(kv_event)
-            return
-        self._take(rank, source, kv_event)
+        elif event.event_id == source.last_id + 1:  # The next one, as nearly always.
+            source.last_id = event.event_id
+            self._metrics.applied(kind_of(kv_event), is_known=self._listener.apply(kv_event))
+        else:
+            self._take(rank, source, kv_event)
 
     def _take(self, rank: Rank, source: _Source, kv_event: WorkerKvEvent) -> None:
         number = kv_event.event.event_id
@@ -418,9 +422,12 @@ class ViewMetrics:
         self._events = registry.counter(
             "dynamo_component_kv_cache_events_applied", "KV events applied", (*WORKER_LABELS, "event_type", "status")
         )
-        for kind, unknown in UNKNOWN_BLOCK.items():
-            for status in ("ok", unknown):
-                self._events.labels(**worker, event_type=kind, status=status)
+        self._applied = {
+            (kind, is_known): self._events.labels(**worker, event_type=kind, status="ok" if is_known else unknown)
+            for kind, unknown in UNKNOWN_BLOCK.items()
+            for is_known in (True, False)
+        }
+        """Series by kind of event, and whether it refers to known blocks: a router applies an event for every few tokens."""
         ingress = "dynamo_component_router_kv_zmq_ingress_"
         self.batches = registry.counter(
             ingress + "batches_total", "Messages with KV events received", WORKER_LABELS
@@ -449,8 +456,7 @@ class ViewMetrics:
 
     def applied(self, kind: str, *, is_known: bool) -> None:
         """Count an event; `is_known` is false where it refers to an unknown block."""
-        status = "ok" if is_known else UNKNOWN_BLOCK[kind]
-        self._events.labels(**self._worker, event_type=kind, status=status).inc()
+        self._applied[kind, is_known].value += 1
 
     def entered(self) -> None:
         """Count a registered source: its subscription precedes its registration."""

@@ -84,7 +84,8 @@ class ActiveLoad:
         `tracks_blocks=False` counts no blocks for it; `shares_blocks` overrides the load's setting for this request.
         `prefill_s` is the expected duration of its prefill in seconds.
         """
-        self.finish(request_id)
+        if request_id in self._bookings:
+            self.finish(request_id)
         self.reach(slot)
         own, end = 0.0, None
         if tracks_blocks and (self._shares if shares_blocks is None else shares_blocks):

@@ -100,20 +100,18 @@ def terms(
 
 def costs(slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWeights, block_size: int) -> list[float]:
     """Return the cost of each of the slots, in their order."""
-    least = min((load.prefill_tokens[slot] for slot in slots), default=0.0)
+    if not weights.track_prefill_tokens or weights.overlap_score_credit_decay:
+        least = min((load.prefill_tokens[slot] for slot in slots), default=0.0)
+        return [terms(slot, load, prompt, weights, block_size, least).cost for slot in slots]
     fixed = float(prompt.blocks)
-    scale = 0.0
-    if weights.track_prefill_tokens:
-        scale = weights.prefill_load_scale / block_size
-        fixed += scale * prompt.tokens
+    scale = weights.prefill_load_scale / block_size
+    fixed += scale * prompt.tokens
     weight = weights.decode_active_request_weight
     tokens, blocks, requests = load.prefill_tokens, load.blocks, load.requests
     if weight:
         found = [fixed + scale * tokens[slot] + blocks[slot] + weight * requests[slot] for slot in slots]
     else:
         found = [fixed + scale * tokens[slot] + blocks[slot] for slot in slots]
-    if not weights.track_prefill_tokens or weights.overlap_score_credit_decay:
-        return [terms(slot, load, prompt, weights, block_size, least).cost for slot in slots]
     saved = _saved(prompt, weights)
     active = prompt.active if weights.assume_kv_reuse else {}
     if saved or active:
@@ -131,7 +129,9 @@ def costs(slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWe
 def _saved(prompt: Prompt, weights: CostWeights) -> dict[int, float]:
     """Return the blocks that caches save on each slot, without decay."""
     credit = weights.overlap_score_credit
-    saved = {slot: credit * blocks for slot, blocks in prompt.device.items()}
+    saved = {slot: credit * blocks for slot, blocks in prompt.device.items()} if prompt.device else {}
+    if not (prompt.host or prompt.disk or prompt.shared_beyond):
+        return saved
     for weight, held in (
         (weights.host_cache_hit_weight, prompt.host),
         (weights.disk_cache_hit_weight, prompt.disk),

@@ -56,6 +56,10 @@ class PolicyProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             self.class_of(None, bucket.min_tokens)
         return self
 
+    def only_class(self) -> PolicyClass | None:
+        """Return the class of every request, whatever it requests; None if there are several."""
+        return self.class_of(None, 0) if len(self.policy_classes) == 1 else None
+
     def class_of(self, requested: str | None, uncached_tokens: int) -> PolicyClass:
         """Return the class of a request. Raises `ConfigError` if the default family has no class for the bucket."""
         bucket = next(one.bucket for one in reversed(self.uncached_isl_buckets) if uncached_tokens >= one.min_tokens)

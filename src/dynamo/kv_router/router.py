@@ -107,6 +107,8 @@ class Router:
         self._capacity = array("d")
         """Cache capacity of each slot in blocks; infinite where capacity or use is unknown."""
         self._may_wait = any(self._limits_prefill(policy) for policy in self.profile.policy_classes)
+        self._only_class = self.profile.only_class()
+        """Class of every request, if there is only one."""
 
     # Workers.
 
@@ -204,8 +206,10 @@ class Router:
         """
         slots, filtered = self._eligible_of_session(route_request, now)
         prompt, route_request.prompt = route_request.prompt or self._prompt(route_request, now), None
-        uncached = route_request.tokens - self.config.block_size * prompt.deepest()
-        policy = self.profile.class_of(route_request.policy_class, max(0, uncached))
+        policy = self._only_class
+        if policy is None:
+            uncached = route_request.tokens - self.config.block_size * prompt.deepest()
+            policy = self.profile.class_of(route_request.policy_class, max(0, uncached))
         self.expire(now)
         if book:
             self.received[policy.name] += 1

@@ -578,8 +578,9 @@ class KvPushRouter:
             if self._alone_since is not None and self.machine.predicted is not self._configured:
                 logger.warning("workers publish KV events now; no longer predicting their cache contents")
                 self.machine.predicted = self._configured
-            self._alone_since = None
-            self._metrics.silent_workers.set(0)
+            if self._alone_since is not None:
+                self._alone_since = None
+                self._metrics.silent_workers.set(0)
             return
         now = self._clock.now()
         if self._alone_since is None:
