@@ -91,7 +91,10 @@ class ActiveLoad:
         if tracks_blocks and (self._shares if shares_blocks is None else shares_blocks):
             end = self._prompts.enter(blocks)
             for node in up(end):
-                if node.mark(slot, node.marks.get(slot, 0) + 1):
+                if slot in node.marks:
+                    node.marks[slot] += 1
+                else:
+                    node.mark(slot, 1)
                     self.blocks[slot] += len(node)
         elif tracks_blocks:
             own = len(blocks) // WIDTH

@@ -45,8 +45,10 @@ class CostWeights(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises `InvalidArgument` for a value of the wrong type.
         """
+        if not given:
+            return self
         fields = self.__struct_fields__
-        wanted = {name: value for name, value in (given or {}).items() if name in fields and value is not None}
+        wanted = {name: value for name, value in given.items() if name in fields and value is not None}
         if not wanted:
             return self
         try:

@@ -66,12 +66,14 @@ class PromptLookup:
                     slot = slot_of(keys[index_slot])
                     if slot is not None:
                         device[slot] = depth
-            host, disk = self._lower(overlap, device)
-        occupied = overlap_by_slot(active)
-        for more in (overlap_by_slot(expected), occupied if self._predicts_active else {}):
-            for slot, depth in more.items():
-                if depth > device.get(slot, 0):
-                    device[slot] = depth
+            if self._index.lower:
+                host, disk = self._lower(overlap, device)
+        occupied = overlap_by_slot(active) if active else {}
+        if expected or (occupied and self._predicts_active):
+            for more in (overlap_by_slot(expected), occupied if self._predicts_active else {}):
+                for slot, depth in more.items():
+                    if depth > device.get(slot, 0):
+                        device[slot] = depth
         shared: dict[int, int] = {}
         if route_request.shared:
             for slot in self._slots.values():

@@ -7,7 +7,7 @@ Each stretch of blocks carries one mark for each slot that uses it: a count of r
 placement (`predicted`). A stretch without marks is removed, so the tree is bounded by its current users.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dynamo.kv_router.runs import WIDTH, common, slots_of
 
@@ -103,12 +103,14 @@ class PromptTree:
                 assert set(child.marks) <= set(node.marks), "a slot marks a stretch but not the one before it"
 
 
-def up(end: SharedBlocks | None) -> Iterator[SharedBlocks]:
-    """Yield a prompt's stretches, last one first."""
-    while end is not None and end.parent is not None:
-        above = end.parent
-        yield end
-        end = above
+def up(end: SharedBlocks | None) -> Sequence[SharedBlocks]:
+    """Return a prompt's stretches, last one first."""
+    if end is None or end.parent is None:
+        return ()
+    found = [end]
+    while (end := end.parent) is not None and end.parent is not None:
+        found.append(end)
+    return found
 
 
 def overlap_by_slot(depths: list[tuple[int, int]]) -> dict[int, int]:

@@ -689,8 +689,10 @@ class Router:
 
         A block in a slower tier saves a fraction of a block; a whole one with `balanced`, which counts its copy separately.
         """
-        is_whole = self.config.policy == "balanced"
         cached = float(prompt.device.get(slot, 0))
+        if not (prompt.host or prompt.disk or prompt.shared_beyond):
+            return max(0, prompt.tokens - round(cached * self.config.block_size))
+        is_whole = self.config.policy == "balanced"
         cached += (1.0 if is_whole else weights.host_cache_hit_weight) * prompt.host.get(slot, 0)
         cached += (1.0 if is_whole else weights.disk_cache_hit_weight) * prompt.disk.get(slot, 0)
         if prompt.shared_beyond:

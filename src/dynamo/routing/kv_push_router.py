@@ -385,9 +385,10 @@ class KvPushRouter:
             route_request.is_last = context.get("session_final") is True
         route_request.overrides = request.router_config_override
         route_request.is_computed = isinstance(request.prefill_result, PrefillResult)
-        route_request.near_taint = near_taint_of(route_request.preferred_taints)
-        route_request.avoid = frozenset(avoid)
-        route_request.busy = frozenset(busy)
+        if route_request.preferred_taints:
+            route_request.near_taint = near_taint_of(route_request.preferred_taints)
+        if avoid or busy:
+            route_request.avoid, route_request.busy = frozenset(avoid), frozenset(busy)
         if metadata:
             route_request.policy_class = metadata.get(POLICY_CLASS)
         return route_request
