@@ -112,6 +112,14 @@ def setup(
             logger.warning("%s", warning)
 
 
+def omit_origins() -> None:
+    """Leave process, thread and task out of all log records: no format shows them, and each line would look them up.
+
+    For processes that log a line per request; libraries in other processes may have formats of their own.
+    """
+    logging.logProcesses = logging.logMultiprocessing = logging.logThreads = False
+
+
 def levels(variables: Mapping[str, str]) -> tuple[int, dict[str, int]]:
     """Return the default level and each target's. The file's target levels override those of `DYN_LOG`, as upstream."""
     path = setting("DYN_LOGGING_CONFIG_PATH", CONFIG_PATH, str, variables)

@@ -59,6 +59,7 @@ def main() -> int:
     argv = sys.argv[1:]
     config = read(argv)
     logs.setup(component="frontend")
+    logs.omit_origins()
     die_with_parent()
     if config.dump_config_to:
         dump(config.shown, config.dump_config_to)

@@ -19,6 +19,7 @@ from dynamo.core.logging import (
     levels,
     log_fields,
     log_message,
+    omit_origins,
     parse_filters,
     setup,
 )
@@ -190,3 +191,11 @@ def test_line_of_a_request_has_the_text_of_an_ordinary_line() -> None:
     ordinary, short = (line.partition(" ")[2] for line in stream.getvalue().splitlines())
     assert short == ordinary
     assert "t.requests: request completed status=success elapsed_ms=12" in short
+
+
+def test_records_without_origins_have_no_process_and_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("logProcesses", "logMultiprocessing", "logThreads"):
+        monkeypatch.setattr(logging, name, True)
+    omit_origins()
+    record = logging.getLogger("any").makeRecord("any", logging.INFO, "", 0, "text", (), None)
+    assert (record.process, record.processName, record.thread, record.threadName) == (None, None, None, None)
