@@ -1,4 +1,4 @@
-"""Choices of `--tokenizer`, and the encoders that each stands for, without the encoders themselves."""
+"""Values of `--tokenizer`, and the names of the encoders that each selects, without the encoders themselves."""
 
 import logging
 
