@@ -22,6 +22,7 @@ from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exch
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns, PacedInput
+from dynamo.http.server.tls_turns import SLICE_BYTES as TLS_SLICE_BYTES
 from dynamo.serving.errors import ErrorAnswer
 
 BODY_BYTES_FREE = 64 << 10
@@ -162,6 +163,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Accept a client; its first byte has the same time limit as a request."""
         super().connection_made(transport)
+        if self.scheme == "https":  # What waits while reading is paused is decrypted at once.
+            transport.set_read_buffer_limits(TLS_SLICE_BYTES)
         self.flow = InputFlow(transport)
         self.received_at = self.loop.time()
         self.counts.open.inc()
