@@ -70,21 +70,32 @@ class ConnectionCounts:
 
 
 class InputFlow(FlowControl):
-    """uvicorn's flow control, which each response resumes, with reading held while received data is not parsed."""
+    """uvicorn's flow control for two reasons to read no more: a request's application is behind, or data is not parsed yet."""
 
     is_held = False
+    """Whether received data is not parsed yet."""
+    is_behind = False
+    """Whether an application has not taken what it was given, or a request waits for the responses before it."""
 
     def hold(self) -> None:
         """Read no more data until `release`."""
         self.is_held = True
-        self.pause_reading()
+        super().pause_reading()
 
-    def release(self) -> None:
-        """Let the responses resume reading."""
+    def release(self, *, reads: bool) -> None:
+        """Hold reading no longer; read again if `reads`, unless an application is behind."""
         self.is_held = False
+        if reads and not self.is_behind:
+            super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read no more data until the application has caught up."""
+        self.is_behind = True
+        super().pause_reading()
 
     def resume_reading(self) -> None:
         """Read again, unless reading is held."""
+        self.is_behind = False
         if not self.is_held:
             super().resume_reading()
 
@@ -305,10 +316,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.hold()  # type: ignore[attr-defined]  # uvicorn declares the type of its own.
 
     def release_reading(self) -> None:
-        """Read again, unless a request waits for its turn."""
-        self.flow.release()  # type: ignore[attr-defined]
-        if not self.pipeline:
-            self.flow.resume_reading()
+        """Read again, unless a request waits for its turn, or its application is behind."""
+        self.flow.release(reads=not self.pipeline)  # type: ignore[attr-defined]
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, and count the received bytes of the request."""
