@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dynamo.core.memory import free_buffer, release_pages, trim_memory
+from dynamo.core.memory import free_buffer, release_pages, resident_bytes, trim_memory, unwritten_buffer
 
 
 def test_memory_trim_releases_all_free_memory() -> None:
@@ -53,3 +53,13 @@ def test_a_buffer_is_released_only_if_nothing_else_has_it(monkeypatch: pytest.Mo
     assert not free_buffer(held)
     assert shared.count(b"x") == bytes(view).count(b"x") == size
     assert not free_buffer([bytearray()])
+
+
+def test_an_unwritten_buffer_takes_memory_only_where_it_is_written() -> None:
+    before, size = resident_bytes(), 256 << 20
+    buffer = unwritten_buffer(size)
+    assert len(buffer) == size
+    assert resident_bytes() - before < size // 4
+    buffer[-3:] = b"end"
+    assert bytes(buffer[-3:]) == b"end"
+    assert unwritten_buffer(0) == b""

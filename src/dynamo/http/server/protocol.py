@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dynamo.core.memory import unwritten_buffer
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exchange, HotHandler
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
@@ -34,6 +35,9 @@ BODIES_FULL = ErrorAnswer(
     label="overload",
     retry_after_s=1,
 )
+
+GROWN_BYTES_MAX = 1 << 20
+"""Bodies whose length is known to be greater have their memory from the start: one that grows is copied on the event loop."""
 
 FRAMING_BYTES_MAX = 1 << 20
 """Maximum bytes of chunk headers and trailers, in addition to FRAMING_SHARE_MAX for each byte of the body."""
@@ -434,8 +438,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _keep(self, exchange: Exchange, body: bytes) -> None:
         """Add to the body of a request, within the limits of one body and of all."""
-        exchange.body += body
-        size = len(exchange.body)
+        size, announced = self.body_bytes, self.announced_bytes
+        if announced <= GROWN_BYTES_MAX or announced > self.limits.body_bytes:
+            exchange.body += body
+        else:
+            if not exchange.body:
+                exchange.body = unwritten_buffer(announced)
+            exchange.body[size - len(body) : size] = body
         if size > self.limits.body_bytes:
             self._refuse_body(exchange, self._body_too_long())
         elif size > BODY_BYTES_FREE:

@@ -10,11 +10,10 @@ import asyncio
 import asyncio.sslproto
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dynamo.http.server.paced_input import TURN_S
+from dynamo.http.server.paced_input import InputTurns
 
 SLICE_BYTES = 32 << 10
 """Bytes read at a time: two large records, or 1,400 of one byte, which take 7 ms."""
@@ -22,54 +21,13 @@ HANDSHAKE_S = 10.0
 """Maximum time from a connection to the end of its handshake."""
 
 
-class TlsTurns:
-    """Time that the connections of one listener take in the current iteration of the loop, and those that wait for a later one."""
+class TlsTurns(InputTurns):
+    """Turns of the connections of one listener."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(now)
         self.buffer = memoryview(bytearray(SLICE_BYTES))
         """Where all connections read to: each passes its data on before the next one reads."""
-        self._loop = loop
-        self._now = now
-        self._until_s = 0.0
-        """End of the time in this iteration; 0 before its first work."""
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Do work of a connection now, or after all that waits."""
-        if self.has_time():
-            work()
-        else:
-            self.add(work)
-
-    def has_time(self) -> bool:
-        """Return whether a connection may work now."""
-        if self._waiting:
-            return False
-        if not self._until_s:
-            self._until_s = self._now() + TURN_S
-            self._loop.call_soon(self._next_iteration)
-            return True
-        return self._now() < self._until_s
-
-    def add(self, work: Callable[[], None]) -> None:
-        """Do work in a later iteration."""
-        self._waiting.append(work)
-        if not self._until_s:
-            self._until_s = self._now()
-            self._loop.call_soon(self._next_iteration)
-
-    def _next_iteration(self) -> None:
-        """Do what waits, for the time of one iteration."""
-        if not self._waiting:
-            self._until_s = 0.0
-            return
-        self._loop.call_soon(self._next_iteration)
-        until_s = self._until_s = self._now() + TURN_S
-        while self._waiting:
-            work = self._waiting.popleft()
-            work()
-            if self._now() >= until_s:
-                return
 
 
 class TlsConnection(asyncio.BufferedProtocol):
@@ -159,7 +117,7 @@ def tls_connections(
     kind = tls_protocol(loop)
     if kind is None:
         return None
-    turns = TlsTurns(loop)
+    turns = TlsTurns()
 
     def make() -> Any:
         return kind(loop, make_protocol(), context, None, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)

@@ -93,11 +93,12 @@ class Tls:
 class Bench:
     """Connections of one listener."""
 
-    def __init__(self, cost_s: float = TURN_S * 0.26) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost_s: float = TURN_S * 0.26) -> None:
         self.now_s = 1.0
         self.cost_s = cost_s
         self.loop: Any = StepLoop()
-        self.turns = TlsTurns(self.loop, lambda: self.now_s)
+        monkeypatch.setattr("asyncio.get_running_loop", lambda: self.loop)
+        self.turns = TlsTurns(lambda: self.now_s)
         self.made: list[Tls] = []
 
     def make(self) -> Tls:
@@ -121,8 +122,8 @@ def is_reading(connection: TlsConnection) -> bool:
     return connection._transport.is_reading  # type: ignore[no-any-return]
 
 
-def test_data_that_arrives_alone_is_passed_on_at_once_and_whole() -> None:
-    bench = Bench()
+def test_data_that_arrives_alone_is_passed_on_at_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     one = bench.connect()
     for data in (b"hello", b"x" * SLICE_BYTES):
         bench.send(one, data)
@@ -133,8 +134,8 @@ def test_data_that_arrives_alone_is_passed_on_at_once_and_whole() -> None:
     assert not bench.loop.ready  # An idle listener wakes no loop.
 
 
-def test_a_connection_without_data_has_no_tls_protocol_and_is_given_up() -> None:
-    bench = Bench()
+def test_a_connection_without_data_has_no_tls_protocol_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     one, other = bench.connect(), bench.connect()
     bench.send(other, b"a")
     assert len(bench.made) == 1
@@ -145,8 +146,8 @@ def test_a_connection_without_data_has_no_tls_protocol_and_is_given_up() -> None
     assert one._transport.is_aborted
 
 
-def test_handshakes_at_the_same_time_are_spread_over_iterations() -> None:
-    bench = Bench()
+def test_handshakes_at_the_same_time_are_spread_over_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     connections = [bench.connect() for _ in range(100)]
     for one in connections:
         bench.send(one, b"first")
@@ -160,8 +161,8 @@ def test_handshakes_at_the_same_time_are_spread_over_iterations() -> None:
     assert all(map(is_reading, connections))
 
 
-def test_records_of_one_connection_are_spread_and_keep_their_order() -> None:
-    bench = Bench(cost_s=TURN_S)
+def test_records_of_one_connection_are_spread_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, cost_s=TURN_S)
     one, other = bench.connect(), bench.connect()
     bench.send(one, b"1")
     bench.send(one, b"2")
@@ -177,8 +178,8 @@ def test_records_of_one_connection_are_spread_and_keep_their_order() -> None:
     assert bench.made[1].received == [b"4"]
 
 
-def test_reading_stays_paused_if_the_tls_protocol_paused_it() -> None:
-    bench = Bench(cost_s=TURN_S)
+def test_reading_stays_paused_if_the_tls_protocol_paused_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, cost_s=TURN_S)
     one = bench.connect()
     bench.send(one, b"1")
     bench.made[0].pauses = True
@@ -188,8 +189,8 @@ def test_reading_stays_paused_if_the_tls_protocol_paused_it() -> None:
     assert not is_reading(one)
 
 
-def test_thousands_of_lost_connections_are_ended_in_turns() -> None:
-    bench = Bench()
+def test_thousands_of_lost_connections_are_ended_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     connections = [bench.connect() for _ in range(50)]
     for one in connections:
         bench.send(one, b"a")
@@ -206,8 +207,8 @@ def test_thousands_of_lost_connections_are_ended_in_turns() -> None:
     assert all(one.calls == [error] for one in bench.made)
 
 
-def test_a_connection_that_is_lost_before_its_turn_is_dropped() -> None:
-    bench = Bench(cost_s=TURN_S)
+def test_a_connection_that_is_lost_before_its_turn_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, cost_s=TURN_S)
     first, late = bench.connect(), bench.connect()
     bench.send(first, b"1")
     bench.send(late, b"2")
@@ -216,8 +217,8 @@ def test_a_connection_that_is_lost_before_its_turn_is_dropped() -> None:
     assert len(bench.made) == 1
 
 
-def test_flow_control_reaches_the_tls_protocol() -> None:
-    bench = Bench()
+def test_flow_control_reaches_the_tls_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     one = bench.connect()
     one.pause_writing()
     one.resume_writing()
