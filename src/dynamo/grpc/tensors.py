@@ -7,7 +7,7 @@ the released frontend).
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from dynamo.core.errors import InvalidArgument, Unknown
+from dynamo.core.slices import joined, slices
 from dynamo.grpc.messages import CLASSES
 
 BYTES = "Bytes"
@@ -28,9 +29,6 @@ CHOICES = {
     "uint64_param": "uint64",
 }
 """Field of a parameter's oneof to the name of its type between frontend and worker."""
-
-SLICE_VALUES = 1 << 16
-"""Values converted by one call of a library, which holds the interpreter lock: about a millisecond."""
 
 Parameter = dict[str, bool | int | float | str]
 
@@ -117,7 +115,7 @@ def request_of(message: Any) -> TensorRequest:
     tensors = inputs_of(message)
     for tensor in tensors:
         if tensor.data.data_type == BYTES:
-            tensor.data.values = [_joined(one) for one in tensor.data.values]
+            tensor.data.values = [joined(one) for one in tensor.data.values]
     return TensorRequest(
         id=message.id or None,
         model=message.model_name,
@@ -165,7 +163,7 @@ def response_message(response: TensorResponse, is_raw: bool) -> Any:
                 message.raw_output_contents.append(_packed(kind, tensor.data.values))
             else:
                 values = [bytes(one) for one in tensor.data.values] if kind.name == BYTES else tensor.data.values
-                for part in _slices(values):
+                for part in slices(values):
                     getattr(output.contents, kind.contents).extend(part)
     except (TypeError, ValueError, OverflowError, KeyError) as error:
         raise Unknown(f"malformed tensors from the worker: {error}") from None
@@ -217,8 +215,8 @@ def _typed(message: Any, kind: TensorType) -> list[Any]:
     if not kind.contents:
         problem = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
         raise InvalidArgument(problem, param=message.name)
-    values = _joined(getattr(message.contents, kind.contents))
-    if any(beyond(kind, part) for part in _slices(values)):
+    values = joined(getattr(message.contents, kind.contents))
+    if any(beyond(kind, part) for part in slices(values)):
         limits = np.iinfo(kind.numpy)
         raise InvalidArgument(
             f"inputs[{message.name!r}] has a value out of range of {kind.wire}: expected {limits.min} to {limits.max}",
@@ -245,23 +243,9 @@ def _unpacked(kind: TensorType, raw: bytes, name: str) -> list[Any]:
         )
         raise InvalidArgument(problem, param=name)
     values: list[Any] = []
-    for part in _slices(np.frombuffer(raw, dtype)):
+    for part in slices(np.frombuffer(raw, dtype)):
         values += part.tolist()
     return values
-
-
-def _slices(values: Any) -> Iterator[Any]:
-    """Yield a sequence in parts, at least one, between which other threads run."""
-    for start in range(0, max(len(values), 1), SLICE_VALUES):
-        yield values[start : start + SLICE_VALUES]
-
-
-def _joined(values: Any) -> list[Any]:
-    """Return the values of a library's sequence."""
-    found: list[Any] = []
-    for part in _slices(values):
-        found += part
-    return found
 
 
 def _texts(raw: bytes, name: str) -> list[bytes]:
@@ -309,4 +293,4 @@ def _packed(kind: TensorType, values: list[Any]) -> bytes:
 
 def _raw(values: list[Any], dtype: str) -> bytes:
     """Return numbers as bytes. Raise the errors of numpy for values that are none."""
-    return b"".join(np.array(part, dtype).tobytes() for part in _slices(values))
+    return b"".join(np.array(part, dtype).tobytes() for part in slices(values))

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.slices import slices
 from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
@@ -342,9 +343,10 @@ class Preprocessor:
         if not token_ids:
             raise InvalidArgument(f"Validation: {param} must not be empty", param=param)
         self._max_tokens(len(token_ids), None, param)  # Before the ids are checked one by one.
-        if max(token_ids) >= self.tokenizer.vocab_size:
+        largest = max(map(max, slices(token_ids)))
+        if largest >= self.tokenizer.vocab_size:
             raise InvalidArgument(
-                f"Validation: {param}: token id {max(token_ids)} is not in the vocabulary of "
+                f"Validation: {param}: token id {largest} is not in the vocabulary of "
                 f"{self.tokenizer.vocab_size} tokens",
                 param=param,
             )
