@@ -380,7 +380,7 @@ def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
             param="prompt",
         )
     if int in kinds:
-        if not all(0 <= min(part) <= max(part) < 1 << 32 for part in slices(prompts)):  # type: ignore[type-var, operator]
+        if not all(0 <= min(part) <= max(part) < 1 << 32 for part in slices(prompts)):
             raise InvalidArgument(f"{MALFORMED}a token id is out of range", param="prompt")
         return
     bounds = request_bounds()
