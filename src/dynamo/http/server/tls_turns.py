@@ -1,7 +1,7 @@
 """TLS turns: handshakes and records of a listener's connections, for a few milliseconds per iteration of the loop.
 
 A handshake takes up to a millisecond, a record some microseconds even if it has one byte. The loop's own TLS server handles all
-that has arrived at once. `TlsConnection` stands between a connection and the loop's TLS protocol: it passes data on in slices
+that has arrived at once. `TlsConnection` is the protocol of a connection, before the TLS protocol: it passes data on in slices
 while the iteration has time left; otherwise the connection is not read until its turn, in a later iteration. Data is written
 by the TLS protocol directly.
 """
