@@ -86,6 +86,7 @@ def kserve_attacks() -> "Iterator[KserveAttack | ConnectionAttack]":
     yield KserveAttack("a model name of 50 MB over gRPC", lambda: _field(1, b"a" * (50 * MEGA)))
     yield KserveAttack("50 MB of unknown fields over gRPC", lambda: _field(99, b"") * (25 * MEGA))
     yield KserveAttack("a model of 50 MB, ready over gRPC", lambda: _field(1, b"a" * (50 * MEGA)), "ModelReady")
+    yield from _within_limit()
     yield KserveAttack("2,000 requests at once over gRPC", lambda: text_request(b"hello"), count=2000)
     for name, data in (
         ("10,000 reset requests", _resets),
@@ -94,6 +95,25 @@ def kserve_attacks() -> "Iterator[KserveAttack | ConnectionAttack]":
         ("10 MB of headers", _headers),
     ):
         yield ConnectionAttack(f"{name} over HTTP/2", partial(_opened, data))
+
+
+def _within_limit() -> Iterator[KserveAttack]:
+    """Yield messages that are nearly as long as the default limit."""
+    longest = 4 * MEGA - 1000
+    yield KserveAttack("a prompt of 4 MB over gRPC", lambda: text_request(text(longest).encode()))
+    yield KserveAttack("8 prompts of 4 MB over gRPC", lambda: text_request(text(longest).encode()), clients=8)
+    yield KserveAttack("a parameter of 4 MB over gRPC", lambda: text_request(b"a", stop="a" * longest))
+    yield KserveAttack("a model name of 4 MB over gRPC", lambda: _field(1, b"a" * longest))
+    yield KserveAttack("a model of 4 MB, ready over gRPC", lambda: _field(1, b"a" * longest), "ModelReady")
+    yield KserveAttack("1,000,000 numbers over gRPC", partial(_numbers, 1_000_000))
+    yield KserveAttack("4,000,000 numbers over gRPC", partial(_numbers, 4_000_000))
+    yield KserveAttack("4,000,000 raw numbers over gRPC", partial(_raw_numbers, 4_000_000))
+    yield KserveAttack("60,000 strings over gRPC", partial(_strings, 60_000))
+    yield KserveAttack("2,000,000 empty strings over gRPC", partial(_strings, 2_000_000, b""))
+    yield KserveAttack("20,000 inputs over gRPC", partial(_inputs, 20_000))
+    yield KserveAttack("15,000 parameters over gRPC", partial(_parameters, 15_000))
+    yield KserveAttack("200,000 parameters over gRPC", partial(_parameters, 200_000))
+    yield KserveAttack("4 MB of unknown fields over gRPC", lambda: _field(99, b"") * (longest // 3))
 
 
 def _opened(data: Callable[[], bytes]) -> bytes:
@@ -137,6 +157,12 @@ def _numbers(count: int) -> bytes:
     """Return a request with so many numbers of one byte each."""
     contents = _field(5, _field(3, b"\x07" * count))
     return _field(1, MODEL_NAME.encode()) + _field(5, _field(1, b"numbers") + _field(2, b"INT64") + contents)
+
+
+def _raw_numbers(count: int) -> bytes:
+    """Return a request with so many numbers of one byte each in raw contents."""
+    tensor = _field(1, b"numbers") + _field(2, b"INT8") + _field(3, _varint(count))
+    return _field(1, MODEL_NAME.encode()) + _field(5, tensor) + _field(7, b"\x07" * count)
 
 
 def _strings(count: int, each: bytes = b"aaaaaaaa") -> bytes:

@@ -49,6 +49,11 @@ async def in_few_threads(work: Callable[[], T], name: str, threads: int) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads(name, threads), work)
 
 
+def start_in_few_threads(work: Callable[[], object], name: str, threads: int) -> None:
+    """Run `work`, for whose result nothing waits, in one of so many threads of that name."""
+    _threads(name, threads).submit(work)
+
+
 @functools.cache
 def _threads(name: str, threads: int) -> concurrent.futures.Executor:
     return concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)

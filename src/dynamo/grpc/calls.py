@@ -13,6 +13,7 @@ from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument,
 from dynamo.core.threads import in_few_threads
 from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
+from dynamo.grpc.received import KSERVE_THREADS
 from dynamo.grpc.statuses import RequestRefused, shown
 from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
 from dynamo.http.server.gate import Account
@@ -26,7 +27,9 @@ from dynamo.serving.request_headers import new_id
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.served_model import ServedModel
 
-BUILT_HERE_BYTES = 1 << 20  # Larger messages are built in a thread: a MiB takes tens of milliseconds.
+BUILT_HERE_BYTES = (
+    64 << 10
+)  # Requests and responses of larger messages are built in a thread: a MiB takes tens of milliseconds.
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -63,12 +66,15 @@ class KserveCalls:
             raise EngineShutdown("the frontend is shutting down")
         model = self.find(message.model_name, context.account)
         respond = self._tensors if is_tensor(model.card) else self._text
-        async with aclosing(respond(model, message, context)) as answers:
+        is_large = message.ByteSize() > BUILT_HERE_BYTES  # Computed once: it takes as long as writing the message.
+        async with aclosing(respond(model, message, context, is_large)) as answers:
             async for answer in answers:
                 yield answer
 
-    async def _text(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
-        request, is_raw = await _built(message, completion_request, message), bool(message.raw_input_contents)
+    async def _text(
+        self, model: ServedModel, message: Any, context: CallContext, is_large: bool
+    ) -> AsyncGenerator[Any, None]:
+        request, is_raw = await _built(is_large, completion_request, message), bool(message.raw_input_contents)
         if request.stream and not context.streams:
             raise InvalidArgument(
                 "streaming: ModelInfer has a single response; use ModelStreamInfer", param="streaming"
@@ -80,8 +86,10 @@ class KserveCalls:
         if call.refusal is not None:
             raise RequestRefused(call.refusal)
 
-    async def _tensors(self, model: ServedModel, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
-        request = await _built(message, request_of, message)
+    async def _tensors(
+        self, model: ServedModel, message: Any, context: CallContext, is_large: bool
+    ) -> AsyncGenerator[Any, None]:
+        request = await _built(is_large, request_of, message)
         model.admit()
         record = RequestState(
             self._pipeline.metrics,
@@ -93,9 +101,9 @@ class KserveCalls:
         )
         label = "cancelled"
         try:
-            async with aclosing(self._send(model, message, request, record, context)) as responses:
+            async with aclosing(self._send(model, request, record, context, is_large)) as responses:
                 async for response in responses:
-                    yield await _built(message, response_message, response, bool(message.raw_input_contents))
+                    yield await _built(is_large, response_message, response, bool(message.raw_input_contents))
             label = ""
         except DynamoException as error:
             label = answer_to(error).label
@@ -107,10 +115,10 @@ class KserveCalls:
             record.close(label, None, time.perf_counter())
 
     async def _send(
-        self, model: ServedModel, message: Any, request: TensorRequest, record: RequestState, context: CallContext
+        self, model: ServedModel, request: TensorRequest, record: RequestState, context: CallContext, is_large: bool
     ) -> AsyncGenerator[TensorResponse, None]:
         """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
-        body, attempts, count = await _built(message, msgpack_encode, request), Attempts(), 0
+        body, attempts, count = await _built(is_large, msgpack_encode, request), Attempts(), 0
         while True:
             stream = ResponseStream(annotated=False)
             try:
@@ -131,7 +139,7 @@ class KserveCalls:
                     if count > 1 and not context.streams:
                         raise Unknown("the worker sent several responses to a request for one")
                     record.tokens(1, time.perf_counter())
-                    yield await _built(message, _checked, value, request)
+                    yield await _built(is_large, _checked, value, request)
                 if not count:
                     raise Unknown("the worker ended its stream without a response")
             except DynamoException as error:
@@ -144,11 +152,11 @@ class KserveCalls:
                 await stream.aclose()
 
 
-async def _built(message: Any, build: Callable[..., Any], *values: Any) -> Any:
+async def _built(is_large: bool, build: Callable[..., Any], *values: Any) -> Any:
     """Return the result of `build`, computed in a thread if the request is large."""
-    if message.ByteSize() <= BUILT_HERE_BYTES:
+    if not is_large:
         return build(*values)
-    return await in_few_threads(lambda: build(*values), "kserve", 1)  # It holds the interpreter lock.
+    return await in_few_threads(lambda: build(*values), "kserve", KSERVE_THREADS)
 
 
 def _checked(value: Any, request: TensorRequest) -> TensorResponse:

@@ -14,10 +14,10 @@ from dynamo.core.listening import bind
 from dynamo.grpc.calls import CallContext, Headers, KserveCalls
 from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
+from dynamo.grpc.received import received
 from dynamo.grpc.statuses import RequestRefused, status_of
 from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
-from dynamo.http.server.limits import HttpLimits
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 
@@ -33,6 +33,17 @@ OPEN_PATHS = frozenset(f"/{SERVICE}/{method}".encode() for method in ("ServerLiv
 """Methods of probes, which need no key."""
 EXTENSIONS = ("model_configuration",)
 REQUESTS_MAX = 8192  # Concurrent requests; further ones are refused.
+MESSAGE_VARIABLE = "DYN_GRPC_MESSAGE_LIMIT_MB"
+MESSAGE_MB = 4
+"""Limit of messages, that of the released frontend. gRPC copies a message on the event loop, a MiB in up to 3 ms."""
+
+
+def message_limit() -> int:
+    """Return the most MiB of a message; 0 is unlimited. Raise `ConfigError`."""
+    limit = setting(MESSAGE_VARIABLE, MESSAGE_MB, int)
+    if limit < 0:
+        raise ConfigError(f"{MESSAGE_VARIABLE}={limit}: must be at least 0 (0: unlimited)")
+    return limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ class KserveOptions:
     certificate: str | None = None
     key: str | None = None
     client_ca: str | None = None
-    message_bytes_max: int = field(default_factory=lambda: HttpLimits.from_environment().body_bytes)
+    message_bytes_max: int = field(default_factory=lambda: message_limit() << 20)
     window_bytes: int = field(default_factory=lambda: setting("DYN_GRPC_INITIAL_STREAM_WINDOW_SIZE", 65536, int))
 
 
@@ -196,25 +207,23 @@ class KserveService:
         own["ModelInfer"] = self.model_infer
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._unary(method),
-                request_deserializer=CLASSES[f"{name}Request"].FromString,
+                self._unary(f"{name}Request", method),
                 response_serializer=CLASSES[f"{name}Response"].SerializeToString,
             )
             for name, method in own.items()
         }
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            request_deserializer=CLASSES["ModelInferRequest"].FromString,
             response_serializer=CLASSES["ModelStreamInferResponse"].SerializeToString,
         )
         return handlers
 
-    def _unary(self, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
-        """Wrap a unary method with the request boundary."""
+    def _unary(self, kind: str, method: Callable[[Any, Headers], Awaitable[Any]]) -> Callable[..., Any]:
+        """Wrap a unary method, which takes messages of that kind, with the request boundary."""
 
-        async def answer(message: Any, context: Any) -> Any:
+        async def answer(data: bytes, context: Any) -> Any:
             try:
-                return await method(message, headers_of(context))
+                return await method(await received(kind, data), headers_of(context))
             except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status
                 await abort(context, error)
 
@@ -235,9 +244,10 @@ class KserveService:
 
         return answer
 
-    async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        decoded = (await received("ModelInferRequest", data) async for data in messages)
         try:
-            async with aclosing(self.model_stream_infer(messages, headers_of(context))) as answers:
+            async with aclosing(decoded), aclosing(self.model_stream_infer(decoded, headers_of(context))) as answers:
                 async for answer in answers:
                     yield answer
         except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status

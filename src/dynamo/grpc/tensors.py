@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from dynamo.core.errors import InvalidArgument, Unknown
+from dynamo.core.slices import joined, slices
 from dynamo.grpc.messages import CLASSES
 
 BYTES = "Bytes"
@@ -114,7 +115,7 @@ def request_of(message: Any) -> TensorRequest:
     tensors = inputs_of(message)
     for tensor in tensors:
         if tensor.data.data_type == BYTES:
-            tensor.data.values = list(map(list, tensor.data.values))
+            tensor.data.values = [joined(one) for one in tensor.data.values]
     return TensorRequest(
         id=message.id or None,
         model=message.model_name,
@@ -162,7 +163,8 @@ def response_message(response: TensorResponse, is_raw: bool) -> Any:
                 message.raw_output_contents.append(_packed(kind, tensor.data.values))
             else:
                 values = [bytes(one) for one in tensor.data.values] if kind.name == BYTES else tensor.data.values
-                getattr(output.contents, kind.contents).extend(values)
+                for part in slices(values):
+                    getattr(output.contents, kind.contents).extend(part)
     except (TypeError, ValueError, OverflowError, KeyError) as error:
         raise Unknown(f"malformed tensors from the worker: {error}") from None
     return message
@@ -213,8 +215,8 @@ def _typed(message: Any, kind: TensorType) -> list[Any]:
     if not kind.contents:
         problem = f"inputs[{message.name!r}]: {kind.wire} has no typed contents; send it in raw_input_contents"
         raise InvalidArgument(problem, param=message.name)
-    values = list(getattr(message.contents, kind.contents))
-    if beyond(kind, values):
+    values = joined(getattr(message.contents, kind.contents))
+    if any(beyond(kind, part) for part in slices(values)):
         limits = np.iinfo(kind.numpy)
         raise InvalidArgument(
             f"inputs[{message.name!r}] has a value out of range of {kind.wire}: expected {limits.min} to {limits.max}",
@@ -240,7 +242,9 @@ def _unpacked(kind: TensorType, raw: bytes, name: str) -> list[Any]:
             f"inputs[{name!r}]: {len(raw)} raw bytes are not a multiple of {dtype.itemsize}, the size of {kind.wire}"
         )
         raise InvalidArgument(problem, param=name)
-    values: list[Any] = np.frombuffer(raw, dtype).tolist()
+    values: list[Any] = []
+    for part in slices(np.frombuffer(raw, dtype)):
+        values += part.tolist()
     return values
 
 
@@ -280,8 +284,13 @@ def _packed(kind: TensorType, values: list[Any]) -> bytes:
         return b"".join(LENGTH.pack(len(one)) + bytes(one) for one in values)
     if any(isinstance(one, float) for one in values) and kind.numpy[1] in "iu":
         if kind.name == "Float16":
-            return np.array(values, "<f2").tobytes()
+            return _raw(values, "<f2")
         if kind.name == "BFloat16":
-            return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+            return (np.frombuffer(_raw(values, "<f4"), "<u4") >> 16).astype("<u2").tobytes()
         raise ValueError(f"a value of {kind.name} is not an integer")
-    return np.array(values, kind.numpy).tobytes()
+    return _raw(values, kind.numpy)
+
+
+def _raw(values: list[Any], dtype: str) -> bytes:
+    """Return numbers as bytes. Raise the errors of numpy for values that are none."""
+    return b"".join(np.array(part, dtype).tobytes() for part in slices(values))

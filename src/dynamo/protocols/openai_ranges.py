@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
+from dynamo.core.slices import slices
 from dynamo.protocols.strict import INVALID, MALFORMED, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -372,14 +373,14 @@ def _check_best_of(request: "CompletionRequest") -> None:
 
 def _check_prompts(prompts: list[str | int | list[int]], n: int) -> None:
     check_count(prompts, request_bounds().prompt_tokens, "prompt", variable=TOKENS_VARIABLE)
-    kinds = set(map(type, prompts))
+    kinds = {kind for part in slices(prompts) for kind in set(map(type, part))}
     if len(kinds) > 1:
         raise InvalidArgument(
             f"{MALFORMED}prompt must be a string, a list of strings, a list of token ids or a list of token id lists",
             param="prompt",
         )
     if int in kinds:
-        if not 0 <= min(prompts) <= max(prompts) < 1 << 32:  # type: ignore[operator]
+        if not all(0 <= min(part) <= max(part) < 1 << 32 for part in slices(prompts)):
             raise InvalidArgument(f"{MALFORMED}a token id is out of range", param="prompt")
         return
     bounds = request_bounds()

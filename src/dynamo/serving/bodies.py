@@ -37,7 +37,7 @@ CHILDREN_MAX = 2
 WAITING_MAX = 8  # Each waiting request holds a large body.
 
 
-async def decoded(body: bytearray, decode: Callable[[bytes], T], kind: str = "") -> T:
+async def decoded(body: bytes | bytearray, decode: Callable[[bytes], T], kind: str = "") -> T:
     """Return `decode(body)`. Raise `InvalidArgument`, or `Overloaded` for too many large bodies.
 
     `kind` names the same decoder in `http.body_child`; without it no child process is used.
@@ -99,7 +99,7 @@ def _pool() -> ChildPool:
     )
 
 
-def _check(body: bytearray, kind: str) -> None:
+def _check(body: bytes | bytearray, kind: str) -> None:
     """Decode in a child process. Raise the error of the body."""
     try:
         _pool().call((kind,), body)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.core.slices import slices
 from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.model_card.card import DEFAULT_MODE_KEY, DISABLED, ENABLED, ModelFiles, mdc_sum, read_json
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 POOL, THREADS = "prompt", 3
 """Threads that prepare long prompts: tokenizers run without the interpreter lock, but templates hold it."""
+VERY_LONG_POOL, VERY_LONG_BYTES = "very long prompt", 2 << 20
+"""Thread of longer prompts, one at a time: each copy of a text of 15 MB holds the lock for some 10 ms."""
 THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
 SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
 TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of this many spaces; a normalizer may remove more.
@@ -220,9 +223,9 @@ class Preprocessor:
 
     async def rendered(self, request: ChatCompletionRequest, body_bytes: int, work: Callable[[Budget], T]) -> T:
         """Return the result of `work` on a chat's prompt, with the smallest budget that its template needs."""
-        is_short = body_bytes < THREAD_BODY_BYTES and size_of(request) + form_bytes(request) < THREAD_CHARS_MIN
+        size = body_bytes if body_bytes >= THREAD_BODY_BYTES else size_of(request) + form_bytes(request)
         with contextlib.suppress(OverBudget):
-            return work(QUICK) if is_short else await in_few_threads(partial(work, LONG), POOL, THREADS)
+            return work(QUICK) if size < THREAD_CHARS_MIN else await _in_thread(size, partial(work, LONG))
         # This may wait for a child process; the loop's thread pool is reserved for computation.
         return await in_daemon_thread(partial(work, FULL), "chat template")
 
@@ -230,15 +233,15 @@ class Preprocessor:
         """Run `completion`, in a thread if the prompts are long; short ones do not suspend."""
         prompt = request.prompt
         if body_bytes >= THREAD_BODY_BYTES:
-            return await in_few_threads(partial(self.completion, request), POOL, THREADS)
+            return await _in_thread(body_bytes, partial(self.completion, request))
         if isinstance(prompt, str):
             size = len(prompt)
         else:
             size = sum(len(part) for part in prompt or () if isinstance(part, str))
-        size += len(request.suffix or "")
-        if size + form_bytes(request) < THREAD_CHARS_MIN:
+        size += len(request.suffix or "") + form_bytes(request)
+        if size < THREAD_CHARS_MIN:
             return self.completion(request)
-        return await in_few_threads(partial(self.completion, request), POOL, THREADS)
+        return await _in_thread(size, partial(self.completion, request))
 
     def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
         """Return the text that is tokenized, as in the annotation `formatted_prompt`. Raise as `chat`."""
@@ -330,9 +333,10 @@ class Preprocessor:
         if not token_ids:
             raise InvalidArgument(f"Validation: {param} must not be empty", param=param)
         self._max_tokens(len(token_ids), None, param)  # Before the ids are checked one by one.
-        if max(token_ids) >= self.tokenizer.vocab_size:
+        largest = max(map(max, slices(token_ids)))
+        if largest >= self.tokenizer.vocab_size:
             raise InvalidArgument(
-                f"Validation: {param}: token id {max(token_ids)} is not in the vocabulary of "
+                f"Validation: {param}: token id {largest} is not in the vocabulary of "
                 f"{self.tokenizer.vocab_size} tokens",
                 param=param,
             )
@@ -404,6 +408,13 @@ class Preprocessor:
             include_stop_str_in_output=request.include_stop_str_in_output,
             guided_decoding=guided_decoding(request, self._config),
         )
+
+
+async def _in_thread(size: int, work: Callable[[], T]) -> T:
+    """Return the result of `work` on a prompt or a body of that size, computed in a thread for prompts of its kind."""
+    if size > VERY_LONG_BYTES:
+        return await in_few_threads(work, VERY_LONG_POOL, 1)
+    return await in_few_threads(work, POOL, THREADS)
 
 
 def _generate_least(prepared: PreprocessedRequest) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dynamo.core.memory import release_pages, trim_memory
+from dynamo.core.memory import free_buffer, release_pages, resident_bytes, trim_memory, unwritten_buffer
 
 
 def test_memory_trim_releases_all_free_memory() -> None:
@@ -38,3 +38,28 @@ def test_memory_discard_returns_pages_that_read_as_zero() -> None:
     assert memory.raw.count(b"y") == size
     assert release_pages(address, 10), "there is no whole page in it"
     assert memory.raw.count(b"y") == size
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing is promised")
+def test_a_buffer_is_released_only_if_nothing_else_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.core.memory.FREE_WAITS_S", (0.0,))
+    size = 1 << 20
+    assert free_buffer([bytearray(b"x") * size])
+    shared, viewed = bytearray(b"x") * size, bytearray(b"x") * size
+    view, held = memoryview(viewed), [shared]
+    assert not free_buffer(held) and not held
+    held = [viewed]
+    del viewed
+    assert not free_buffer(held)
+    assert shared.count(b"x") == bytes(view).count(b"x") == size
+    assert not free_buffer([bytearray()])
+
+
+def test_an_unwritten_buffer_takes_memory_only_where_it_is_written() -> None:
+    before, size = resident_bytes(), 256 << 20
+    buffer = unwritten_buffer(size)
+    assert len(buffer) == size
+    assert resident_bytes() - before < size // 4
+    buffer[-3:] = b"end"
+    assert bytes(buffer[-3:]) == b"end"
+    assert unwritten_buffer(0) == b""

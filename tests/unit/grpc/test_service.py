@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.grpc.kserve_stack import open_kserve_stack, output_texts, tensor_request, text_request
 
-from dynamo.core.errors import DynamoException, NotFound
+from dynamo.core.errors import ConfigError, DynamoException, NotFound
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.grpc.messages import CLASSES, SERVICE
-from dynamo.grpc.service import OPEN_PATHS, headers_of
+from dynamo.grpc.service import OPEN_PATHS, KserveOptions, headers_of, message_limit
 from dynamo.grpc.statuses import status_of
 from dynamo.http.server.access import KeyLimits
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
@@ -200,3 +200,17 @@ def test_binary_metadata_is_dropped_from_the_headers() -> None:
 
     assert headers_of(Context()) == [(b"authorization", b"Bearer x")]
     assert all(path.startswith(f"/{SERVICE}/Server".encode()) for path in OPEN_PATHS)
+
+
+@pytest.mark.parametrize(("value", "limit"), [("", 4), ("0", 0), ("64", 64)])
+def test_the_limit_of_messages_is_upstreams_unless_it_is_set(
+    value: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_GRPC_MESSAGE_LIMIT_MB", value)
+    assert KserveOptions().message_bytes_max == limit << 20
+
+
+def test_a_negative_limit_of_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_GRPC_MESSAGE_LIMIT_MB", "-1")
+    with pytest.raises(ConfigError, match=r"^DYN_GRPC_MESSAGE_LIMIT_MB=-1: must be at least 0"):
+        message_limit()

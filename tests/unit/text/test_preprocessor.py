@@ -405,6 +405,23 @@ async def test_request_with_long_body_is_prepared_in_thread(
     assert threads[0] == threading.current_thread().name != threads[1]
 
 
+async def test_very_long_prompts_are_prepared_one_at_a_time(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[tuple[str, int]] = []
+
+    async def at_once(work: Any, name: str, threads: int) -> Any:
+        pools.append((name, threads))
+        return work()
+
+    monkeypatch.setattr(module, "in_few_threads", at_once)
+    for size in (module.VERY_LONG_BYTES, module.VERY_LONG_BYTES + 1):
+        await preprocessor.chat_async(chat("hi"), body_bytes=size)
+        await preprocessor.completion_async(completion("hi"), body_bytes=size)
+    shared, alone = (module.POOL, module.THREADS), (module.VERY_LONG_POOL, 1)
+    assert pools == [shared, shared, alone, alone]
+
+
 async def test_template_over_its_budget_is_rendered_again_with_a_larger_budget(preprocessor: Preprocessor) -> None:
     seen: list[tuple[Budget, bool]] = []
 

@@ -281,7 +281,7 @@ class BatchPages:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/batches."""
-        wanted = checked(await decoded(bytearray(await body_of(request)), _decode_batch))
+        wanted = checked(await decoded(await body_of(request), _decode_batch))
         owner, now = owner_of(request), int(time.time())
         file = await asyncio.to_thread(self.store.file, wanted.input_file_id, owner)
         if file.purpose != UPLOADED:

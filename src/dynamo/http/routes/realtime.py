@@ -114,7 +114,7 @@ class Talk:
         """Decode messages without blocking the loop, in order."""
         while self._undecoded and not self._is_closed:
             try:
-                self._on_event(await decoded(bytearray(self._undecoded[0]), read_event, "event"))
+                self._on_event(await decoded(self._undecoded[0], read_event, "event"))
             except DynamoException as error:
                 self._refuse(answer_to(error).message, "invalid_request")
             self._undecoded.popleft()

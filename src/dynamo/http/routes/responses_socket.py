@@ -136,7 +136,7 @@ class ResponsesConnection:
     async def _answer(self, data: bytes) -> None:
         """Respond to one message with the events of its response, or with one error."""
         try:
-            event = await decoded(bytearray(data), read_event, "event")
+            event = await decoded(data, read_event, "event")
         except DynamoException as error:
             self._refuse(answer_to(error))
             return

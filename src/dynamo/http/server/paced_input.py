@@ -1,8 +1,8 @@
 """Paced input: received data is parsed in slices, for a few milliseconds per iteration of the loop.
 
-One read of a connection may contain thousands of requests, chunks or frames. Parsing them at once would delay the tokens of all
-other clients. What does not fit into the time is parsed in later iterations, one connection in each, and until then no more
-data of the connection is read.
+One read of a connection may contain thousands of requests, chunks or frames, and an iteration may have reads of many
+connections. Parsing them at once would delay the tokens of all other clients. What does not fit into the time is parsed in
+later iterations, and until then no more data of the connection is read.
 """
 
 import asyncio
@@ -16,10 +16,12 @@ TURN_S = 0.002
 
 
 class InputTurns:
-    """Connections of one service with data that is not parsed yet. In each iteration of the loop one of them has a turn."""
+    """Time that the connections of one service take in an iteration of the loop, and those that wait for a later one."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
+        self._until_s: float | None = None
+        """End of the time in this iteration; None before its first work."""
         self._waiting: deque[Callable[[], None]] = deque()
 
     @property
@@ -27,20 +29,45 @@ class InputTurns:
         """Return whether a connection waits for its turn."""
         return bool(self._waiting)
 
-    def add(self, turn: Callable[[], None]) -> None:
-        """Call `turn` once, in an iteration of its own."""
-        self._waiting.append(turn)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._run)
+    def has_time(self) -> bool:
+        """Return whether a connection may work in this iteration."""
+        if self._waiting:
+            return False
+        if self._until_s is None:
+            self._until_s = self.now() + TURN_S
+            asyncio.get_running_loop().call_soon(self._next_iteration)
+            return True
+        return self.now() < self._until_s
 
-    def _run(self) -> None:
-        turn = self._waiting[0]
-        try:
-            turn()
-        finally:
-            self._waiting.popleft()
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._run)
+    def run(self, work: Callable[[], None]) -> None:
+        """Do work of a connection now, or after all that waits."""
+        if self.has_time():
+            work()
+        else:
+            self.add(work)
+
+    def add(self, turn: Callable[[], None]) -> None:
+        """Call `turn` once, in a later iteration."""
+        self._waiting.append(turn)
+        if self._until_s is None:
+            self._until_s = self.now()
+            asyncio.get_running_loop().call_soon(self._next_iteration)
+
+    def _next_iteration(self) -> None:
+        """Do what waits, for the time of one iteration."""
+        if not self._waiting:
+            self._until_s = None
+            return
+        asyncio.get_running_loop().call_soon(self._next_iteration)
+        until_s = self._until_s = self.now() + TURN_S
+        for _ in range(len(self._waiting)):  # What a turn adds is for a later iteration.
+            turn = self._waiting[0]
+            try:
+                turn()
+            finally:
+                self._waiting.popleft()
+            if self.now() >= until_s:
+                return
 
 
 class InputParser(Protocol):
@@ -86,10 +113,10 @@ class PacedInput:
             self._data, self._start = self._data[self._start :] + data, 0
             return
         self._data, self._start = data, 0
-        if self._turns.is_busy:
-            self._wait()
-        else:
+        if self._turns.has_time():
             self._parse()
+        else:
+            self._wait()
 
     def resume(self) -> None:
         """Parse the rest of the data in the connection's next turn."""

@@ -15,12 +15,14 @@ from typing import Any
 
 import httptools
 
+from dynamo.core.memory import unwritten_buffer
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.uvicorn_parts import FlowControl, HttpToolsProtocol
 from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exchange, HotHandler
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns, PacedInput
+from dynamo.http.server.tls_turns import SLICE_BYTES as TLS_SLICE_BYTES
 from dynamo.serving.errors import ErrorAnswer
 
 BODY_BYTES_FREE = 64 << 10
@@ -32,6 +34,9 @@ BODIES_FULL = ErrorAnswer(
     label="overload",
     retry_after_s=1,
 )
+
+GROWN_BYTES_MAX = 1 << 20
+"""Bodies whose length is known to be greater have their memory from the start: one that grows is copied on the event loop."""
 
 FRAMING_BYTES_MAX = 1 << 20
 """Maximum bytes of chunk headers and trailers, in addition to FRAMING_SHARE_MAX for each byte of the body."""
@@ -68,21 +73,32 @@ class ConnectionCounts:
 
 
 class InputFlow(FlowControl):
-    """uvicorn's flow control, which each response resumes, with reading held while received data is not parsed."""
+    """uvicorn's flow control for two reasons to read no more: a request's application is behind, or data is not parsed yet."""
 
     is_held = False
+    """Whether received data is not parsed yet."""
+    is_behind = False
+    """Whether an application has not taken what it was given, or a request waits for the responses before it."""
 
     def hold(self) -> None:
         """Read no more data until `release`."""
         self.is_held = True
-        self.pause_reading()
+        super().pause_reading()
 
-    def release(self) -> None:
-        """Let the responses resume reading."""
+    def release(self, *, reads: bool) -> None:
+        """Hold reading no longer; read again if `reads`, unless an application is behind."""
         self.is_held = False
+        if reads and not self.is_behind:
+            super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read no more data until the application has caught up."""
+        self.is_behind = True
+        super().pause_reading()
 
     def resume_reading(self) -> None:
         """Read again, unless reading is held."""
+        self.is_behind = False
         if not self.is_held:
             super().resume_reading()
 
@@ -161,6 +177,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Accept a client; its first byte has the same time limit as a request."""
         super().connection_made(transport)
+        if self.scheme == "https":  # What waits while reading is paused is decrypted at once.
+            transport.set_read_buffer_limits(TLS_SLICE_BYTES)
         self.flow = InputFlow(transport)
         self.received_at = self.loop.time()
         self.counts.open.inc()
@@ -301,10 +319,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.hold()  # type: ignore[attr-defined]  # uvicorn declares the type of its own.
 
     def release_reading(self) -> None:
-        """Read again, unless a request waits for its turn."""
-        self.flow.release()  # type: ignore[attr-defined]
-        if not self.pipeline:
-            self.flow.resume_reading()
+        """Read again, unless a request waits for its turn, or its application is behind."""
+        self.flow.release(reads=not self.pipeline)  # type: ignore[attr-defined]
 
     def feed(self, data: bytes) -> None:
         """Feed the parser, and count the received bytes of the request."""
@@ -421,8 +437,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _keep(self, exchange: Exchange, body: bytes) -> None:
         """Add to the body of a request, within the limits of one body and of all."""
-        exchange.body += body
-        size = len(exchange.body)
+        size, announced = self.body_bytes, self.announced_bytes
+        if announced <= GROWN_BYTES_MAX or announced > self.limits.body_bytes:
+            exchange.body += body
+        else:
+            if not exchange.body:
+                exchange.body = unwritten_buffer(announced)
+            exchange.body[size - len(body) : size] = body
         if size > self.limits.body_bytes:
             self._refuse_body(exchange, self._body_too_long())
         elif size > BODY_BYTES_FREE:

@@ -32,6 +32,7 @@ from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.protocol import ConnectionCounts, HttpProtocol
 from dynamo.http.server.siblings import Siblings
+from dynamo.http.server.tls_turns import HANDSHAKE_S, tls_connections
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
 from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 2.0
 COMMIT_S = 0.05
 """Shortest interval of `_commit`."""
-TLS_HANDSHAKE_S = 10.0  # Timeout of the handshake.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,14 @@ class FrontendServer:
             proxy_headers=False, timeout_keep_alive=self._options.limits.keep_alive_s,  # type: ignore[arg-type]
         )  # fmt: skip
         config.load()
-        protocol = self._protocol_class()
-        self._server = await asyncio.get_running_loop().create_server(
-            partial(protocol, config, self._state, {}),
+        loop, make = asyncio.get_running_loop(), partial(self._protocol_class(), config, self._state, {})
+        paced = None if tls is None else tls_connections(loop, make, tls)
+        plain = tls is None or paced is not None
+        self._server = await loop.create_server(
+            paced or make,
             sock=listener,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
+            ssl=None if plain else tls,
+            ssl_handshake_timeout=None if plain else HANDSHAKE_S,
             backlog=setting("DYN_HTTP_LISTEN_BACKLOG", 4096, int),
         )
         if self._options.siblings is not None:

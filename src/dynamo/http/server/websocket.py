@@ -230,11 +230,17 @@ class WebSocket(asyncio.Protocol):
             return
         if op is not Op.CONT:
             self._op = op
-        self._data += frame.data
-        if frame.fin:
+        if frame.fin and not self._data:
+            message = WebSocketMessage(
+                self._op, bytes(frame.data)
+            )  # Of bytes this is no copy: a long one takes milliseconds.
+        else:
+            self._data += frame.data
+            if not frame.fin:
+                return
             message, self._data = WebSocketMessage(self._op, bytes(self._data)), bytearray()
-            if self._listener is not None and not self._is_closing:
-                self._listener.on_message(message)
+        if self._listener is not None and not self._is_closing:
+            self._listener.on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection and notify the listener."""

@@ -6,6 +6,7 @@ rules for case folding differ from those of `tokenizers`, so only ASCII and sett
 
 from typing import Any
 
+from dynamo.core.slices import joined
 from dynamo.text.tokenizer import split_pattern
 
 LIST_CHARS = 1 << 16
@@ -40,7 +41,7 @@ class FastTokens:
             return ids
         # A buffer first: `encode` returns a list, whatever its size, and a list of more than `most` ids is not needed.
         flat = memoryview(self._encode_flat([text])[0]).cast("I")
-        return flat.tolist() if len(flat) <= most else len(flat)
+        return joined(flat) if len(flat) <= most else len(flat)
 
     def _has_unsettled(self, text: str) -> bool:
         """Search in pieces, between which other threads may run."""

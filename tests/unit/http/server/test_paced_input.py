@@ -107,3 +107,19 @@ async def test_error_of_one_connection_does_not_stop_the_others(log: list[str]) 
     PacedInput(parser, shared).add(b"01")
     await turns(4)
     assert parser.data == b"01" and [str(one) for one in errors] == ["broken"]
+
+
+async def test_reads_of_many_connections_share_the_time_of_an_iteration(log: list[str]) -> None:
+    shared = InputTurns(Clock(TURN_S * 0.3))
+    parsers = [Parser(name, log) for name in "abcdef"]
+    for parser in parsers:
+        PacedInput(parser, shared).add(b"01")
+    parsed = [len(log)]
+    while len(log) < len(parsers):
+        await turns(1)
+        parsed.append(len(log))
+    assert parsed[0] < len(parsers) and parsed[-1] - parsed[-2] < len(parsers)
+    assert "".join(log) == "abcdef"
+    assert not any(parser.is_held for parser in parsers)
+    await turns(3)
+    assert shared.has_time()

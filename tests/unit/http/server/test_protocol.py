@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.http.server.cors import Cors
-from dynamo.http.server.exchange import CHUNK_SIZES_MAX, COMMENT, CONTINUE, BodyBudget, Exchange
+from dynamo.http.server.exchange import CHUNK_SIZES_MAX, COMMENT, CONTINUE, FREED_HERE_BYTES, BodyBudget, Exchange
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
 from dynamo.http.server.limits import HttpLimits
 from dynamo.http.server.paced_input import InputTurns
@@ -552,6 +552,62 @@ async def test_body_of_an_answered_request_is_freed_on_a_keep_alive_connection()
     assert budget.held == len(exchange.body) == 1 << 20
     exchange.respond(200, b"{}")
     assert (budget.held, exchange.body, server.transport.is_over) == (0, b"", False)
+
+
+async def test_a_long_body_has_its_memory_from_the_start_and_is_filled_in_place() -> None:
+    server = Server(HttpLimits())
+    size = 3 << 20
+    pieces = [bytes([number]) * (1 << 18) for number in range(12)]
+    head = upload(size, 0)
+    server.protocol.data_received(head)
+    buffers = set()
+    for piece in pieces:
+        server.protocol.data_received(piece)
+        exchange, *_ = server.protocol.exchanges
+        buffers.add(id(exchange.body))
+        assert len(exchange.body) == size
+    assert len(buffers) == 1
+    assert server.exchanges[0].body == b"".join(pieces)
+
+
+async def test_a_large_body_is_freed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        "dynamo.http.server.exchange.start_in_few_threads", lambda work, name, count: started.append((name, count))
+    )
+    server = Server(HttpLimits())
+    for size, threads in ((FREED_HERE_BYTES, []), (FREED_HERE_BYTES + 1, [("free", 1)])):
+        server.protocol.data_received(upload(size))
+        server.exchanges[-1].respond(200, b"{}")
+        assert started == threads
+        assert server.exchanges[-1].body == b""
+
+
+async def test_an_upload_is_not_read_while_its_application_is_behind() -> None:
+    server = Server(HttpLimits())
+    goes_on, seen = asyncio.Event(), 0
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal seen
+        await goes_on.wait()
+        more = True
+        while more:
+            message = await receive()
+            seen, more = seen + len(message["body"]), message["more_body"]
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    server.protocol.app = slow
+    server.protocol.data_received(upload(1 << 20, 1 << 18).replace(b"/hot", b"/other"))
+    assert server.transport.is_reading_paused
+    await turns(3)
+    assert server.transport.is_reading_paused
+    goes_on.set()
+    await until(lambda: not server.transport.is_reading_paused)
+    server.protocol.data_received(bytes((1 << 20) - (1 << 18)))
+    await asyncio.gather(*server.protocol.tasks)
+    assert seen == 1 << 20
+    assert not server.transport.is_reading_paused
 
 
 async def test_request_bodies_share_a_budget_that_small_bodies_bypass() -> None:

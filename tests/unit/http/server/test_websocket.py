@@ -291,3 +291,11 @@ async def test_reading_resumes_after_every_consumer_has_caught_up() -> None:
     await until(lambda: received.messages)
     assert line.outputs[-1] == "resume"
     socket.connection_lost(None)
+
+
+async def test_a_message_of_one_frame_is_not_copied() -> None:
+    socket, _, handler = opened()
+    frame_type: Any = socket._frame_type
+    data = b"a" * 1000
+    socket._apply(frame_type(Op.TEXT, data))
+    assert handler.messages[0].data is data
