@@ -23,6 +23,7 @@ from dynamo.runtime.request_plane.tcp.batched_caller import BatchedCall, Batched
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, TcpOptions
 from dynamo.runtime.request_plane.tcp.plane import TcpPlane
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.server import Dispatcher
 
 T = TypeVar("T")
@@ -154,7 +155,8 @@ async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
     replies: list[Reply] = []
     dispatcher = Dispatcher()
     dispatcher.add(PATH, lambda _, reply: replies.append(reply))
-    session = BatchedSession(dispatcher, TcpLimits(), metrics, lambda _: None)
+    unfinished = UnfinishedFrames(TcpLimits().message_bytes_max, metrics)
+    session = BatchedSession(dispatcher, TcpLimits(), metrics, unfinished, lambda _: None)
     session.connection_made(Sink())  # type: ignore[arg-type]
     link = BatchedLink("", TcpLimits(), metrics, lambda _: None)
     link.connection_made(Sink())  # type: ignore[arg-type]
