@@ -5,8 +5,9 @@ block that has been idle longest therefore never removes the parent of a cached 
 only, and *LRU*, which considers time only, give the same order here and share one implementation.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
 from typing import Protocol
 
 from dynamo.mocker.simulation.rules import EvictionName
@@ -41,11 +42,14 @@ class LongestIdle(OrderedDict[int, None]):
 
     def add_all(self, hashes: Sequence[int]) -> None:
         """Add blocks that became idle, in that order."""
-        self.update(dict.fromkeys(hashes))
+        deque(map(self.__setitem__, hashes, repeat(None)), maxlen=0)
 
     def take(self, count: int) -> list[int]:
         """Remove and return the blocks that have been idle longest."""
-        return [self.popitem(False)[0] for _ in range(count)]
+        taken = list(islice(self, count))
+        assert len(taken) == count, "fewer blocks are idle"
+        deque(map(self.__delitem__, taken), maxlen=0)
+        return taken
 
 
 class MultiLru:
