@@ -11,6 +11,7 @@ table of the main figures and their aims (`aims.py`).
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -190,6 +191,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def main() -> int:
     config = load(SuiteConfig, sys.argv[1:], prog="python -m benchmarks.suite")
     adopt_descendants()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print_line(f"{machine()}")
     outcomes: list[Outcome] = []
     started, runs = time.monotonic(), config.runs()

@@ -55,7 +55,11 @@ def run(command: Sequence[str], limit_s: float, alive: Callable[[float], None]) 
         try:
             reason = _wait(process, began, limit_s, alive)
         except KeyboardInterrupt:
-            process.wait(STOP_S)  # The terminal has interrupted it as well.
+            _wait_for_end(process)  # The terminal has interrupted it as well.
+            raise
+        except SystemExit:
+            process.terminate()
+            _wait_for_end(process)
             raise
         finally:
             left = _end_left(process)
@@ -73,13 +77,18 @@ def _wait(process: "subprocess.Popen[bytes]", began: float, limit_s: float, aliv
             alive(time.monotonic() - began)
             continue
         return f"exit status {status}" if status else ""
-    process.terminate()  # The programs close what they have started.
+    process.terminate()
+    _wait_for_end(process)
+    return f"not done after {limit_s:.0f} s"
+
+
+def _wait_for_end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of a stopped program, which closes what it has started, and kill it if it takes too long."""
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    return f"not done after {limit_s:.0f} s"
 
 
 def _end_left(process: "subprocess.Popen[bytes]") -> int:
