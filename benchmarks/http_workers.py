@@ -118,7 +118,7 @@ def cached_share(processes: int, requests: int, model: str, prompts: Prompts, se
     bodies = [body(prompts.texts[group], place) for place, group in enumerate(groups)]
     with Stack(recipe, model) as stack, ThreadPoolExecutor(AT_ONCE) as threads:
         wait_for_listeners(stack.port, processes)
-        usages = list(threads.map(lambda one: ask(stack.port, one), bodies))[GROUPS:]
+        usages = list(threads.map(lambda one: usage_of(stack.port, one), bodies))[GROUPS:]
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     return float(cached / sum(usage["prompt_tokens"] for usage in usages))
 
@@ -140,7 +140,7 @@ def body(prefix: str, place: int) -> bytes:
     return json.dumps({"model": MODEL_NAME, "messages": messages, "max_tokens": OUTPUT_TOKENS}).encode()
 
 
-def ask(port: int, content: bytes) -> dict[str, Any]:
+def usage_of(port: int, content: bytes) -> dict[str, Any]:
     """Send a request over a connection of its own; return its usage. Raise `ConnectionError`."""
     with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S)) as connection:
         connection.request("POST", "/v1/chat/completions", content, {"Content-Type": "application/json"})
