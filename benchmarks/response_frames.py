@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import multiprocessing
 import time
+from array import array
 from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -167,7 +168,7 @@ async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
     session.data_received(b"".join(link._out))
     session._flush()
     best_write = best_read = 1e9
-    data = frame.tokens_frame(frame.array("I", range(streams)), frame.array("I", [151_643] * streams))
+    data = frame.tokens_frame(array("I", range(streams)), array("I", [151_643] * streams))
     for _ in range(5):
         started = time.perf_counter()
         for _ in range(rounds):
