@@ -124,7 +124,9 @@ KV_WHY = (
 )
 IMPORTS_WHY = "Python's interpreter and the modules of the request path"
 FLOODS_WHY = "large gRPC messages are decoded on the event loop; the others are several bodies of 100 MB at once and a thousand handshakes at once"
-REPLAY_WHY = "Python takes some 80 µs for a simulated step with its events"
+REPLAY_WHY = (
+    "each step of a worker that ends a sequence, needs a block or computes a prompt is an event of its own, in Python"
+)
 
 AIMS: Mapping[str, tuple[Aim, ...]] = {
     "frontend_cpu": (
