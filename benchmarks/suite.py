@@ -111,7 +111,10 @@ class SuiteConfig:
         if not self.quick:
             traced = [] if self.trace is None else ["--trace", os.path.abspath(self.trace)]
             return [(one, [*one.whole, *(traced if one.takes_trace else [])], one.whole_s) for one in chosen]
-        return [(one, one.quick, one.quick_s) for one in chosen if one.quick is not None]
+        quick = [(one, one.quick, one.quick_s) for one in chosen if one.quick is not None]
+        return sorted(
+            quick, key=lambda run: run[2]
+        )  # The shortest first: a slow machine leaves out one long program, not ten short ones.
 
     def limit_s(self, most_s: float, elapsed_s: float) -> float:
         """Return the time limit of a program that starts after so many seconds; 0 if it is too late in the quick suite."""

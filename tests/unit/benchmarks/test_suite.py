@@ -40,6 +40,8 @@ def test_quick_suite_is_a_part_of_the_whole() -> None:
     whole, quick = SuiteConfig().runs(), SuiteConfig(quick=True).runs()
     assert {one.name for one, _, _ in quick} < {one.name for one, _, _ in whole}
     assert all("--quick" in arguments for _, arguments, _ in quick)
+    limits = [limit_s for _, _, limit_s in quick]
+    assert limits == sorted(limits)
 
 
 def test_quick_suite_ends_within_ten_minutes() -> None:
