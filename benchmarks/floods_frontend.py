@@ -74,7 +74,7 @@ def main() -> int:
         finally:
             task.cancel()
 
-    frontend.serve = probed
+    frontend.serve = probed  # type: ignore[assignment]
     return frontend.main()
 
 

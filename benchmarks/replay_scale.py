@@ -1,6 +1,6 @@
 """Replay scale: time and memory of a replay of many copies of a trace on many workers.
 
-    python -m benchmarks.replay_scale --trace conversation.jsonl.gz [--copies 10] [--workers 64] [--router-mode kv_router]
+    python -m benchmarks.replay_scale --trace conversation.jsonl.gz [--copies 10 --workers 64] [--router-mode kv_router]
 
 The copies share no prefix and begin a moment apart; all requests arrive within the duration of one trace.
 """
@@ -9,6 +9,7 @@ import argparse
 import resource
 import time
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.report import write_result
 from dynamo.replay.load import ReplaySession
@@ -17,6 +18,8 @@ from dynamo.replay.scenario import Scenario
 from dynamo.replay.trace import read
 
 APART_MS = 307.0  # Not a divisor of the trace's own 3 s.
+CASES = ((1, 8), (10, 64))
+"""Copies and workers."""
 
 
 def copied(trace: str, copies: int) -> list[ReplaySession]:
@@ -39,36 +42,42 @@ def copied(trace: str, copies: int) -> list[ReplaySession]:
     return found
 
 
-def main() -> None:
-    """Print one row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", required=True)
-    parser.add_argument("--copies", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--router-mode", default="kv_router")
-    parser.add_argument("--quick", action="store_true", help="no result file")
-    given = parser.parse_args()
-    sessions = copied(given.trace, given.copies)
+def measure(trace: str, copies: int, workers: int, router_mode: str) -> dict[str, Any]:
+    """Replay once and return the figures."""
+    sessions = copied(trace, copies)
     cpu_s, wall_s = time.process_time(), time.monotonic()
-    outcome = Scenario(sessions=sessions, workers=given.workers, router_mode=given.router_mode).run()
+    outcome = Scenario(sessions=sessions, workers=workers, router_mode=router_mode).run()
     cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
     found = summary_of(outcome, rows_of(outcome.flights))
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        "| router | copies | workers | requests | simulated s | CPU s | wall s | peak MB | TTFT ms | ITL ms | reuse |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    print(
-        f"| {given.router_mode} | {given.copies} | {given.workers} | {len(outcome.flights):,} | {outcome.duration_ms / 1000:,.0f} "
-        f"| {cpu_s:.0f} | {wall_s:.0f} | {peak_mb:.0f} | {found['mean_ttft_ms']:.0f} | {found['mean_itl_ms']:.2f} "
-        f"| {found['prefix_cache_reused_ratio']:.3f} |"
-    )
-    kept = {
-        "router": given.router_mode, "copies": given.copies, "workers": given.workers, "requests": len(outcome.flights),
-        "simulated_s": outcome.duration_ms / 1000, "cpu_s": cpu_s, "wall_s": wall_s, "peak_mb": peak_mb,
+    return {
+        "router": router_mode, "copies": copies, "workers": workers, "requests": len(outcome.flights),
+        "simulated_s": outcome.duration_ms / 1000, "cpu_s": cpu_s, "wall_s": wall_s,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "ttft_ms": found["mean_ttft_ms"], "tpot_ms": found["mean_tpot_ms"], "reuse": found["prefix_cache_reused_ratio"],
     }  # fmt: skip
-    print(write_result(f"replay_scale_{given.workers}x{given.copies}", kept, is_whole=not given.quick))
+
+
+def main() -> None:
+    """Print a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", required=True)
+    parser.add_argument("--copies", type=int, help="default: 1 on 8 workers, then 10 on 64")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--router-mode", default="kv_router")
+    parser.add_argument("--quick", action="store_true", help="one copy, and no result file")
+    given = parser.parse_args()
+    cases = CASES[:1] if given.quick else CASES
+    if given.copies or given.workers:
+        cases = ((given.copies or 1, given.workers or 8),)
+    print(
+        "| router | copies | workers | requests | simulated s | CPU s | wall s | peak MB | TTFT ms | TPOT ms | reuse |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for copies, workers in cases:
+        found = measure(given.trace, copies, workers, given.router_mode)
+        shown = [f"{value:,.3f}" if isinstance(value, float) else f"{value}" for value in found.values()]
+        print(f"| {' | '.join(shown)} |", flush=True)
+        print(write_result(f"replay_scale_{workers}x{copies}", found, is_whole=not given.quick))
 
 
 if __name__ == "__main__":

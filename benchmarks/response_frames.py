@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import multiprocessing
 import time
+from array import array
 from collections.abc import Coroutine
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from dynamo.runtime.request_plane.tcp.batched_caller import BatchedCall, Batched
 from dynamo.runtime.request_plane.tcp.batched_worker import BatchedSession
 from dynamo.runtime.request_plane.tcp.common import TcpLimits, TcpMetrics, TcpOptions
 from dynamo.runtime.request_plane.tcp.plane import TcpPlane
+from dynamo.runtime.request_plane.tcp.unfinished import UnfinishedFrames
 from dynamo.runtime.server import Dispatcher
 
 T = TypeVar("T")
@@ -154,7 +156,8 @@ async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
     replies: list[Reply] = []
     dispatcher = Dispatcher()
     dispatcher.add(PATH, lambda _, reply: replies.append(reply))
-    session = BatchedSession(dispatcher, TcpLimits(), metrics, lambda _: None)
+    unfinished = UnfinishedFrames(TcpLimits().message_bytes_max, metrics)
+    session = BatchedSession(dispatcher, TcpLimits(), metrics, unfinished, lambda _: None)
     session.connection_made(Sink())  # type: ignore[arg-type]
     link = BatchedLink("", TcpLimits(), metrics, lambda _: None)
     link.connection_made(Sink())  # type: ignore[arg-type]
@@ -165,7 +168,7 @@ async def parts(streams: int, rounds: int = 3000) -> tuple[float, float]:
     session.data_received(b"".join(link._out))
     session._flush()
     best_write = best_read = 1e9
-    data = frame.tokens_frame(frame.array("I", range(streams)), frame.array("I", [151_643] * streams))
+    data = frame.tokens_frame(array("I", range(streams)), array("I", [151_643] * streams))
     for _ in range(5):
         started = time.perf_counter()
         for _ in range(rounds):

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aims import AIMS, figures_of
+from benchmarks.report import number as three_digits
 from tools import scale_figures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,6 +121,30 @@ def result_files() -> str:
     return "\n".join(lines)
 
 
+def aims() -> str:
+    """Return a table of the main figures of every result file, with their aims, and the reasons for missed ones."""
+    lines = ["| program | figure | value | aim | |", "|---|---|---:|---|---|"]
+    missed = []
+    for name in AIMS:
+        path = RESULT.parent / f"{name}.json"
+        if not path.exists():
+            lines.append(f"| `{name}` | {NOT_MEASURED} | | | |")
+            continue
+        found = figures_of(name, json.loads(path.read_text(encoding="utf-8")))
+        absent = {aim.name for aim in AIMS[name]} - {one.name for one in found}
+        lines += [
+            f"| `{name}` | {aim.name} | {NOT_MEASURED} | {aim.limit_text} | |"
+            for aim in AIMS[name]
+            if aim.name in absent
+        ]
+        for one in found:
+            verdict = "**missed**" if one.is_met is False else one.verdict
+            lines.append(f"| `{name}` | {one.name} | {three_digits(one.value)} | {one.aim} | {verdict} |")
+            if one.is_met is False and one.why and one.why not in missed:
+                missed.append(f"- `{name}`: {one.why}.")
+    return "\n".join([*lines, "", "Why aims are missed, as far as known:", "", *dict.fromkeys(missed)])
+
+
 def written(text: str, name: str, content: str) -> str:
     """Return a page with the content between the markers of that name. Raise `ValueError` for a page without them."""
     begin = BEGIN.format(name)
@@ -137,7 +163,7 @@ def pages() -> dict[Path, str]:
     for name, content in scale_figures.tables().items():
         scale = written(scale, name, content)
     return {
-        PAGE: written(page, "result files", result_files()),
+        PAGE: written(written(page, "result files", result_files()), "aims", aims()),
         README: written(readme, "frontend_cpu", summary()),
         scale_figures.PAGE: scale,
     }

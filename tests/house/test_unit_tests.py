@@ -136,7 +136,6 @@ COVERED_BY = {
     "llm/kserve_service.py": "integration/test_kserve.py",
     "mocker/handoff_wire.py": "integration/mocker/test_handoff.py",
     "mocker/simulation/batching.py": "unit/mocker/simulation/test_engines.py",
-    "mocker/simulation/eviction.py": "unit/mocker/simulation/test_blocks.py",
     "mocker/simulation/host.py": "unit/mocker/simulation/test_scheduler.py",
     "mocker/simulation/rank_state.py": "unit/mocker/simulation/test_scheduler.py",
     "mocker/simulation/rules.py": "unit/mocker/simulation/test_engines.py",

@@ -37,7 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     environments.why_not("schemathesis") is not None, reason=str(environments.why_not("schemathesis"))
 )  # fmt: skip
 def test_responses_conform_to_the_openapi_document(cluster: Cluster, tmp_path: Path) -> None:
-    # One worker: threads that parse at once fail in some releases of CPython 3.11 (python/cpython issue 106905).
+    # One worker: threads that parse at once fail in some releases of CPython 3.11 (python/cpython#106905).
     command = [
         str(environments.HOME / "schemathesis" / "bin" / "st"), "run", f"http://127.0.0.1:{cluster.port}/openapi.json",
         "--checks", ",".join(CHECKS), "--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing",

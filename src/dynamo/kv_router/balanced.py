@@ -162,8 +162,8 @@ class Pace:
         self._speeds[rank] = steps + 1, ratio
         if steps >= SPEED_STEPS and abs(ratio - 1) > SPEED_DEAD_BAND:
             self.uneven[rank] = ratio
-        else:
-            self.uneven.pop(rank, None)
+        elif rank in self.uneven:
+            del self.uneven[rank]
 
 
 def initial_pace(weights: CostWeights) -> Pace:

@@ -186,6 +186,7 @@ class MockerEngine:
         path = await asyncio.to_thread(resolve_model, config.model_path or demo_model())
         facts = self._facts = await asyncio.to_thread(ModelFacts.read, path, config)
         source = await asyncio.to_thread(TokenSource, facts.answer_vocab_size, facts.eos_token_ids)
+        await asyncio.to_thread(getattr, source, "ids")  # Made before the first request.
         timing = await asyncio.to_thread(config.timing)
         if config.response_replay_trace_path is not None:
             self._answers = await asyncio.to_thread(read_answers, config.response_replay_trace_path)

@@ -100,8 +100,8 @@ class ClusterState:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
         if passed.forward_pass.scheduled_requests.sum_prefill_tokens:
             worker.prompts = worker.passes, passed.forward_pass
-        if fleet.is_serving(worker.worker_id):
-            fleet.placement.observe(worker.rank_id, passed.forward_pass)
+        if worker.worker_id in fleet.serving:
+            fleet.placement.observe((worker.worker_id, worker.rank), passed.forward_pass)
         scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation
         admitted, reused = worker.tallied
         worker.tallied = sim.admitted_tokens, sim.reused_tokens
@@ -120,5 +120,4 @@ class ClusterState:
             sim = worker.simulation
             running = len(sim.decoding) + (sim.partial is not None)
             waiting = len(sim.waiting) + len(sim.loading) + len(sim.loaded)
-            levels = (float(running), float(waiting), float(sim.pool.used))
-            self.outcome.timeline.hold(worker.slot, levels, since, now_ms)
+            self.outcome.timeline.hold(worker.slot, (running, waiting, sim.pool.used), since, now_ms)

@@ -28,16 +28,16 @@ class Moments:
         self.count += count
         self.total += value * count
         self.squares += value * value * count
-        self.least = min(self.least, value)
-        self.most = max(self.most, value)
+        if not self.least <= value <= self.most:  # Rare: no calls otherwise.
+            self.least, self.most = min(self.least, value), max(self.most, value)
 
     def add_many(self, mean: float, variance: float, least: float, most: float, count: int) -> None:
         """Add `count` values of this mean and variance."""
         self.count += count
         self.total += mean * count
         self.squares += (mean * mean + variance) * count
-        self.least = min(self.least, least)
-        self.most = max(self.most, most)
+        if least < self.least or most > self.most:
+            self.least, self.most = min(self.least, least), max(self.most, most)
 
     def statistics(self) -> dict[str, float | None]:
         """Return mean, extremes and population standard deviation."""

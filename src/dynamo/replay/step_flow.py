@@ -50,8 +50,8 @@ class StepFlow:
             self.begin_step(worker, now_ms)
 
     def _deliver(self, fleet: Fleet, worker: SimulatedWorker, result: StepResult[Flight], now_ms: float) -> None:
-        is_serving = fleet.is_serving(worker.worker_id)
         worker.decoded(result, now_ms)
+        is_serving = worker.worker_id in fleet.serving
         for sequence in result.prefilled:
             flight = sequence.owner
             if is_serving:
@@ -63,11 +63,12 @@ class StepFlow:
                 if not flight.is_transferred:
                     flight.cached_tokens = sequence.cached_tokens
             worker.first_token(sequence, now_ms)
-        for tier, events in ((DEVICE, result.changes), (HOST, result.host_events)):
-            if events:
-                self._deliver_cache_event(
-                    fleet, DelayedCacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms
-                )
+        if result.changes or result.host_events:
+            for tier, events in ((DEVICE, result.changes), (HOST, result.host_events)):
+                if events:
+                    self._deliver_cache_event(
+                        fleet, DelayedCacheEvents(fleet.plan.role, worker.rank_id, tier, events), now_ms
+                    )
         for sequence in result.finished:
             if sequence.owner.is_prefilling:
                 self._flow.hand_over(worker, sequence, now_ms)

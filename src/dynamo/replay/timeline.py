@@ -29,36 +29,42 @@ class Timeline:
         return len(self.tracks)
 
     def _track(self, place: int) -> Track:
-        while len(self.tracks) <= place:
-            self.tracks.append(Track())
-        return self.tracks[place]
+        tracks = self.tracks
+        while len(tracks) <= place:
+            tracks.append(Track())
+        return tracks[place]
 
-    def hold(self, place: int, levels: tuple[float, ...], from_ms: float, to_ms: float) -> None:
+    def hold(self, place: int, levels: tuple[float, float, float], from_ms: float, to_ms: float) -> None:
         """Add levels that were constant between two times."""
         tracks, interval = self._track(place).levels, self.interval_ms
         first, last = int(from_ms // interval), int(to_ms // interval)
-        if len(tracks[0]) <= last:
+        running, waiting, used = tracks
+        if len(running) <= last:
             for track in tracks:
                 track.extend([0.0] * (last + 1 - len(track)))
-        if first == last:
+        if first == last:  # Most calls: no loop.
             part = (to_ms - from_ms) / interval
-            for track, level in zip(tracks, levels, strict=True):
-                track[first] += level * part
+            running[first] += levels[0] * part
+            waiting[first] += levels[1] * part
+            used[first] += levels[2] * part
             return
         for at in range(first, last + 1):
             part = (min(to_ms, (at + 1) * interval) - max(from_ms, at * interval)) / interval
             for track, level in zip(tracks, levels, strict=True):
                 track[at] += level * part
 
-    def count(self, place: int, counts: tuple[int, ...], at_ms: float) -> None:
+    def count(self, place: int, counts: tuple[int, int, int, int], at_ms: float) -> None:
         """Add counts at a time."""
         tracks = self._track(place).counts
         at = int(at_ms // self.interval_ms)
-        if len(tracks[0]) <= at:
+        admitted, reused, output, prefill = tracks
+        if len(admitted) <= at:
             for track in tracks:
                 track.extend([0] * (at + 1 - len(track)))
-        for track, more in zip(tracks, counts, strict=True):
-            track[at] += more
+        admitted[at] += counts[0]
+        reused[at] += counts[1]
+        output[at] += counts[2]
+        prefill[at] += counts[3]
 
     @property
     def length(self) -> int:

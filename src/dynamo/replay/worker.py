@@ -78,6 +78,7 @@ class SimulatedWorker:
 
     def __post_init__(self) -> None:
         self.simulation = simulate(self.limits, self.timing, TokenSource(1 << 16, seed=self.seed), self.rank)
+        self.simulation.is_observed = False
 
     @property
     def rank_id(self) -> tuple[int, int]:

@@ -1,11 +1,16 @@
 """Every program of the suite exists, and the quick one fits ten minutes."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from benchmarks import suite
-from benchmarks.suite import PROGRAMS, SuiteConfig, run
+from benchmarks.aims import Figure
+from benchmarks.corpus import ROOT
+from benchmarks.suite import PROGRAMS, Outcome, SuiteConfig, run_program, summary
+from benchmarks.suite_process import Ended
 
 from dynamo.core.errors import ConfigError
 
@@ -35,6 +40,8 @@ def test_quick_suite_is_a_part_of_the_whole() -> None:
     whole, quick = SuiteConfig().runs(), SuiteConfig(quick=True).runs()
     assert {one.name for one, _, _ in quick} < {one.name for one, _, _ in whole}
     assert all("--quick" in arguments for _, arguments, _ in quick)
+    limits = [limit_s for _, _, limit_s in quick]
+    assert limits == sorted(limits)
 
 
 def test_quick_suite_ends_within_ten_minutes() -> None:
@@ -49,11 +56,46 @@ def test_quick_suite_ends_within_ten_minutes() -> None:
     assert SuiteConfig().limit_s(240.0, 10_000.0) == 240.0
 
 
+def test_trace_is_given_to_the_programs_that_use_it(tmp_path: Path) -> None:
+    runs = {one.name: arguments for one, arguments, _ in SuiteConfig(trace=str(tmp_path / "trace.gz")).runs()}
+    assert [name for name, arguments in runs.items() if "--trace" in arguments] == [
+        "routing_quality", "replay_scale", "planner_quality", "recommend_search",
+    ]  # fmt: skip
+
+
 def test_unknown_program_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--only nothing: must be among frontend_cpu"):
         SuiteConfig(only=["nothing"])
 
 
-def test_failed_program_is_reported() -> None:
+def test_failed_program_is_reported_and_the_next_one_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = [one for one in PROGRAMS if one.name == "block_hashing"]
-    assert run(program, ["--no-such-option"], 30.0).startswith("exit status")
+    failed = run_program(program, ["--no-such-option"], 30.0)
+    assert failed.is_failed
+    done = Outcome(
+        "tracing", Ended("", 2.0, 0), [Figure("memory", 0.4, "≤ 0.5", True, ""), Figure("time", 3.0, "≤ 2", False, "")]
+    )
+    lines = summary([failed, done, Outcome("scale", reason="needs --trace")]).splitlines()
+    assert "exit status" in lines[1]
+    assert [line.split()[-1] for line in lines[2:4]] == ["met", "missed"]
+    assert "not run: needs --trace" in lines[4]
+    assert lines[-1].startswith("1 of 2 aims met; 1 of 3 programs failed")
+
+
+def test_processes_and_files_that_a_program_leaves_are_removed(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys, tempfile; tempfile.mkdtemp();"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=subprocess.DEVNULL);"
+        f"open({str(tmp_path / 'found')!r}, 'w').write(f'{{child.pid}} {{tempfile.gettempdir()}}'); sys.exit(0)"
+    )
+    runner = (
+        "from benchmarks import suite_process as one; one.adopt_descendants(); one.GRACE_S = 0.0;"
+        f"print(one.run([{sys.executable!r}, '-c', {program!r}], 30.0, print).left)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", runner], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["1"]
+    pid, folder = (tmp_path / "found").read_text().split()
+    assert not Path("/proc", pid).exists()
+    assert not Path(folder).exists()

@@ -22,10 +22,11 @@ from dynamo.mocker.simulation.rank_state import RankState
 from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import decodes_ms
-from dynamo.protocols.load import ForwardPass, ScheduledRequests
+from dynamo.protocols.load import ForwardPass, ScheduledRequests, WorkerLoad
 from dynamo.tokens.hashing import SEED
 
 PAUSE_MS = 1e-3  # Minimum pause; a shorter one could be lost in rounding and repeated endlessly.
+UNOBSERVED = WorkerLoad()
 IDLE_STEP_MS = 1.0  # Duration of a step that computes nothing while sequences wait.
 
 
@@ -109,7 +110,8 @@ class Batching(RankState[Owner], abc.ABC):
         started = self._begin_decoding(complete, step + 1, finished)
         if started:
             sequences = sequences + started
-            tokens = tokens + self._first_tokens(started)
+            if self.is_observed:
+                tokens = tokens + self._first_tokens(started)
         return self._result(duration_ms, sequences, tokens, finished, prefilled + complete, scheduled)
 
     def _scheduled_decodes(self) -> ScheduledRequests:
@@ -153,9 +155,8 @@ class Batching(RankState[Owner], abc.ABC):
             self._finish(sequence, end_ms)
         self._is_steady = not (scheduled.sum_prefill_tokens or finished or self.loading or self.loaded)
         passed = ForwardPass(duration_ms / 1000, scheduled, self._queue_metrics())
-        result = StepResult(
-            duration_ms, sequences, tokens, finished, prefilled, self.pool.changes(), self.load(), passed
-        )
+        load = self.load() if self.is_observed else UNOBSERVED
+        result = StepResult(duration_ms, sequences, tokens, finished, prefilled, self.pool.changes(), load, passed)
         if self.host is not None:
             self.host.offload(result.events, end_ms)
             self.host.settle(end_ms)
@@ -232,6 +233,8 @@ class Batching(RankState[Owner], abc.ABC):
             self._phases = [sequence.phase for sequence in self._lineup]
             self._changed = False
         self._context_tokens += len(self._lineup)
+        if not self.is_observed:
+            return self._lineup, []
         ids, mask = self.source.ids, self.source.mask
         return self._lineup, [ids[(step + phase) & mask] for phase in self._phases]
 
@@ -243,7 +246,8 @@ class Batching(RankState[Owner], abc.ABC):
         sequence.state = SequenceState.DONE
         sequence.generated = sequence.max_tokens
         sequence.finished_ms = now_ms
-        sequence.last_token = self.source.ids[(sequence.offset + sequence.max_tokens - 1) & self.source.mask]
+        if self.is_observed:
+            sequence.last_token = self.source.ids[(sequence.offset + sequence.max_tokens - 1) & self.source.mask]
 
     # Prefilling: admission, chunks, the first token.
 
@@ -266,6 +270,8 @@ class Batching(RankState[Owner], abc.ABC):
 
     def _prefill(self, budget: int, ending: int, scheduled: ScheduledRequests) -> list[SimulatedSequence[Owner]]:
         """Compute prompts up to the token budget, add them to `scheduled`, and return the completed sequences."""
+        if self.partial is None and not self.waiting and not self.loaded:
+            return []
         computed, complete = 0, list[SimulatedSequence[Owner]]()
         lengths = Tally()
         free_slots = self.limits.max_num_seqs - len(self.decoding) - ending

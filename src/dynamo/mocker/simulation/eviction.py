@@ -5,7 +5,7 @@ block that has been idle longest therefore never removes the parent of a cached 
 only, and *LRU*, which considers time only, give the same order here and share one implementation.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from dynamo.mocker.simulation.rules import EvictionName
 
 LEVELS = (2, 4, 8)  # Use counts at which a block moves up a level.
 USES_MAX = 16  # Cap of the use count; a higher cap would only delay the eviction of blocks that are no longer used.
+STALE_MAX = 4096  # Blocks in use again that may be listed beyond the number of idle ones.
 FORGET_EVERY = 8  # Uses per block of the pool after which all counts are halved.
 
 
@@ -22,9 +23,6 @@ class IdleBlocks(Protocol):
     def __contains__(self, block_hash: object) -> bool: ...
 
     def __len__(self) -> int: ...
-
-    def __setitem__(self, block_hash: int, nothing: None) -> None:
-        """Add a block that became idle."""
 
     def __delitem__(self, block_hash: int) -> None:
         """Remove a block that is in use again."""
@@ -36,16 +34,53 @@ class IdleBlocks(Protocol):
         """Remove and return the next blocks to evict."""
 
 
-class LongestIdle(OrderedDict[int, None]):
-    """Eviction of the block that has been idle longest."""
+class LongestIdle(dict[int, int]):
+    """Eviction of the block that has been idle longest.
+
+    The dictionary's order is that of eviction; its values number the calls that added the blocks. `_batches` leads to the first one
+    without a scan of the places of removed keys. A block that was in use in between is stale there and has another number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: deque[tuple[int, Sequence[int]]] = deque()
+        self._at = 0
+        """Place in the first batch."""
+        self._listed = 0
+        """Blocks in the batches, with stale ones."""
+        self._calls = 0
 
     def add_all(self, hashes: Sequence[int]) -> None:
-        """Add blocks that became idle, in that order."""
-        self.update(dict.fromkeys(hashes))
+        """Add blocks that became idle, in that order. The list is kept."""
+        if not hashes:
+            return
+        self._calls += 1
+        self.update(dict.fromkeys(hashes, self._calls))
+        self._batches.append((self._calls, hashes))
+        self._listed += len(hashes)
+        if self._listed > 2 * len(self) + STALE_MAX:
+            self._drop_stale()
 
     def take(self, count: int) -> list[int]:
         """Remove and return the blocks that have been idle longest."""
-        return [self.popitem(False)[0] for _ in range(count)]
+        taken: list[int] = []
+        while len(taken) < count:
+            number, hashes = self._batches[0]
+            block_hash = hashes[self._at]
+            if self.get(block_hash) == number:
+                del self[block_hash]
+                taken.append(block_hash)
+            self._at += 1
+            if self._at == len(hashes):
+                self._batches.popleft()
+                self._listed -= len(hashes)
+                self._at = 0
+        return taken
+
+    def _drop_stale(self) -> None:
+        kept = [(number, [one for one in hashes if self.get(one) == number]) for number, hashes in self._batches]
+        self._batches = deque(batch for batch in kept if batch[1])
+        self._listed, self._at = len(self), 0
 
 
 class MultiLru:

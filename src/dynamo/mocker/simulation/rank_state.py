@@ -44,6 +44,8 @@ class RankState(Generic[Owner]):
     """Hashes of answers' blocks whose tokens are not used."""
     tokens_of: dict[int, list[int]] | None = field(init=False, default=None)
     """Tokens of recently stored blocks by hash; None if unused. The consumer clears it."""
+    is_observed: bool = field(init=False, default=True)
+    """Whether the results of steps have tokens and the rank's load, which a replay does not use."""
     steps: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
     admitted_tokens: int = field(init=False, default=0)
@@ -140,6 +142,8 @@ class RankState(Generic[Owner]):
 
     def _queue_metrics(self) -> QueuedRequests:
         queued, preempted = self._queued, self._preempted
+        if not queued.count and not preempted.count:
+            return QueuedRequests()
         return QueuedRequests(
             num_prefill_requests=queued.count,
             sum_prefill_tokens=queued.total,

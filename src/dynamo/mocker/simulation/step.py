@@ -17,7 +17,7 @@ class StepResult(Generic[Owner]):
     sequences: list[SimulatedSequence[Owner]]
     """Sequences that get a token and continue."""
     tokens: list[int]
-    """The token of each of `sequences`."""
+    """The token of each of `sequences`; empty if the rank is not observed."""
     finished: list[SimulatedSequence[Owner]]
     """Sequences that get `last_token` and end."""
     prefilled: list[SimulatedSequence[Owner]]

@@ -29,8 +29,11 @@ def decodes_ms(times: StepTimes, contexts: range, capacity_tokens: int, sequence
         return [times.decode_ms(context, capacity_tokens, sequences) for context in contexts]
     # `Timing.decode_ms` without a call for each step. Between 0 and 1 the polynomial is above `LEAST_STEP_MS`.
     ratio = times.decode_ratio
-    shares = [context / capacity_tokens for context in contexts]
-    return [(-25.74 * used * used + 54.01 * used + 5.74) / ratio for used in shares]
+    return [
+        (-25.74 * used * used + 54.01 * used + 5.74) / ratio
+        for context in contexts
+        for used in [context / capacity_tokens]
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,8 @@ class EtcdDiscovery:
             sent_at = self._clock.now()
             ttl = await member.renew(lease.id)
             if not ttl:
+                if self._is_closed:  # `close` has revoked it.
+                    return
                 raise EtcdUnavailable(f"lease {lease.id:x} expired")
             lease.renewed(sent_at, ttl)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.settle import turns, until
-from tests.unit.runtime.discovery.etcd_fake import FakeEtcd, Kept
+from tests.unit.runtime.discovery.etcd_fake import FakeEtcd, FakeMember, Kept
 
 from dynamo.core.clock import ManualClock
 from dynamo.core.errors import ConfigError, InvalidArgument, WorkerUnavailable
@@ -126,6 +126,24 @@ async def test_etcd_discovery_revokes_its_lease_on_close(harness: EtcdHarness) -
     await member.put(BUCKET, "k", b"v")
     await member.close()
     assert (harness.etcd.records, harness.etcd.leases) == ({}, set())
+
+
+async def test_renewal_of_a_lease_that_close_has_revoked_is_no_outage(
+    harness: EtcdHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = harness.join()
+    await member.put(BUCKET, "k", b"v")
+    revoke = FakeMember.revoke
+
+    async def revoke_slowly(etcd: FakeMember, lease_id: int) -> None:
+        await revoke(etcd, lease_id)
+        harness.etcd.calls.clear()
+        await harness.pass_time(TTL_S)
+
+    monkeypatch.setattr(FakeMember, "revoke", revoke_slowly)
+    await member.close()
+    assert harness.etcd.calls.count("renew") == 1
+    assert not caplog.messages
 
 
 async def test_etcd_discovery_closes_during_an_outage(harness: EtcdHarness, caplog: pytest.LogCaptureFixture) -> None:

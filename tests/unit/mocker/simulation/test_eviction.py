@@ -1,0 +1,43 @@
+"""Order of eviction, compared with an ordered dictionary."""
+
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.mocker.simulation import eviction
+from dynamo.mocker.simulation.eviction import LongestIdle
+
+Acts = st.lists(st.tuples(st.sampled_from(["idle", "use", "take"]), st.lists(st.integers(0, 40), unique=True)))
+
+
+@given(acts=Acts, stale_max=st.sampled_from([0, 3, 4096]))
+def test_longest_idle_block_is_evicted_first(acts: list[tuple[str, list[int]]], stale_max: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eviction, "STALE_MAX", stale_max)
+        idle, model = LongestIdle(), OrderedDict[int, None]()
+        for act, hashes in acts:
+            if act == "idle":
+                new = [block_hash for block_hash in hashes if block_hash not in model]
+                idle.add_all(new)
+                model.update(dict.fromkeys(new))
+            elif act == "use":
+                for block_hash in model.keys() & set(hashes):
+                    del idle[block_hash], model[block_hash]
+            else:
+                count = min(len(hashes), len(model))
+                assert idle.take(count) == [model.popitem(last=False)[0] for _ in range(count)]
+            assert list(idle) == list(model)
+
+
+def test_blocks_in_use_again_are_not_listed_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "STALE_MAX", 10)
+    idle = LongestIdle()
+    for _ in range(1000):
+        idle.add_all([1, 2, 3])
+        for block_hash in (1, 2, 3):
+            del idle[block_hash]
+    idle.add_all([4])
+    assert sum(len(hashes) for _, hashes in idle._batches) <= 14
+    assert idle.take(1) == [4]
