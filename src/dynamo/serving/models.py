@@ -129,6 +129,8 @@ class Models:
         self._synced = asyncio.Event()
         self._fetches: dict[str, asyncio.Task[None]] = {}
         """Task that fetches a card's files, by discovery key."""
+        self._fetched_for: dict[str, ModelRecord] = {}
+        """The records of these cards. Their workers receive no requests for other models of their endpoint."""
         self._fetching = asyncio.Semaphore(FETCHES_MAX)
         self._applying = asyncio.Lock()
         """Serializes the application of records from the watch and from completed fetches."""
@@ -328,6 +330,8 @@ class Models:
         if self._must_fetch(record, checksum):
             work = self._fetch(key, record, checksum)
             self._fetches[key] = self._tasks.start(work, f"files of {record.card_json.display_name}")
+            self._fetched_for[key] = record
+            self._part(str(EndpointId(record.namespace, record.component, record.endpoint)))
             return
         async with self._applying:
             await self._apply(key, record, checksum)
@@ -356,12 +360,13 @@ class Models:
             await asyncio.sleep(backoff.next(random.random()))
         async with self._applying:
             if self._fetches.get(key) is asyncio.current_task():
-                del self._fetches[key]
+                del self._fetches[key], self._fetched_for[key]
                 await self._apply(key, record, checksum)
 
     def _stop_fetch(self, key: str) -> None:
         fetch = self._fetches.pop(key, None)
         if fetch is not None:
+            del self._fetched_for[key]
             fetch.cancel()
 
     async def _apply(self, key: str, record: ModelRecord, checksum: str) -> None:
@@ -522,10 +527,14 @@ class Models:
 
     def _part(self, endpoint: str) -> None:
         """Assign the workers of an endpoint to the models they serve, and exclude them from its other models."""
-        sets = [one for (_, place), one in self._sets.items() if place == endpoint]
-        instances = [frozenset(record.instance_id for record, _ in one.records.values()) for one in sets]
-        everyone = frozenset().union(*instances)
-        for one, own in zip(sets, instances, strict=True):
+        sets = {name: one for (name, place), one in self._sets.items() if place == endpoint}
+        instances = {name: {record.instance_id for record, _ in one.records.values()} for name, one in sets.items()}
+        for record in self._fetched_for.values():  # Its model is known, although it cannot be served yet.
+            if str(EndpointId(record.namespace, record.component, record.endpoint)) == endpoint:
+                instances.setdefault(record.card_json.display_name, set()).add(record.instance_id)
+        everyone = frozenset().union(*instances.values())
+        for name, one in sets.items():
+            own = frozenset(instances[name])
             one.leave_out(own, everyone - own)
 
     def _publish(self, name: str) -> None:

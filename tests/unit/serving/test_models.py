@@ -392,6 +392,26 @@ async def test_requests_are_sent_only_to_workers_of_their_model(harness: ModelsH
     await until(lambda: sorted(one.worker_ids()) == [1, 2])
 
 
+async def test_worker_whose_card_cannot_be_fetched_gets_no_requests_for_another_model_of_its_endpoint(
+    harness: ModelsHarness, model_dir: Path
+) -> None:
+    harness.worker.is_up = False
+    harness.models.start()
+    for instance_id in (1, 2):
+        await harness.discovery.put(INSTANCES, record_key(ENDPOINT, instance_id), json_encode(instance(instance_id)))
+    await harness.publish(local_card(model_dir, "one"), 1)
+    remote = self_hosted(local_card(model_dir, "two"), ENDPOINT, harness.worker.show, wanted=True)
+    await harness.publish(remote, 2)
+    await until(lambda: harness.worker.received_requests > 1)
+    one = harness.models.find("one", "Chat")
+    await until(lambda: len(one.client.instance_ids()) == 2)
+    assert one.worker_ids() == [1]
+    harness.worker.is_up = True
+    await until(lambda: sorted(harness.names()) == ["one", "two"])
+    assert harness.models.find("two", "Chat").worker_ids() == [2]
+    assert one.worker_ids() == [1]
+
+
 # Prefill and decode.
 
 
