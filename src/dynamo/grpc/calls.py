@@ -27,9 +27,8 @@ from dynamo.serving.request_headers import new_id
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.served_model import ServedModel
 
-BUILT_HERE_BYTES = (
-    64 << 10
-)  # Requests and responses of larger messages are built in a thread: a MiB takes tens of milliseconds.
+BUILT_HERE_BYTES = 64 << 10
+"""Requests and responses of larger messages are built in a thread: a MiB takes tens of milliseconds."""
 Headers = Sequence[tuple[bytes, bytes]]
 
 

@@ -1,4 +1,4 @@
-"""Values of `--tokenizer`, and the names of the encoders that each selects, without the encoders themselves."""
+"""Choices of `--tokenizer`, and the names of the encoders for each, without the encoders themselves."""
 
 import logging
 
