@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.failover import add_engines
 from dynamo.operator.reconcile.graph_objects import discovery_access
 from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.memory_service import claim_template
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
-from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError, has_memory_pods, node_count
 from dynamo.operator.reconcile.names import (
     BASE_MODEL_HASH,
     COMPONENT,
@@ -114,6 +115,8 @@ def component_objects(
     framework = framework_of(component, deployed.spec.backend_framework)
     template = pod_template(component, context, [])
     groups: list[KubeObject] = []
+    if has_memory_pods(component):
+        raise WorkloadError("spec.experimental.gpuMemoryService.mode: InterPod requires Grove")
     if node_count(component) > 1:
         if not facts.has_lws:
             raise WorkloadError("spec.multinode: requires LeaderWorkerSet, which is not installed")
@@ -123,7 +126,9 @@ def component_objects(
         if facts.has_volcano:
             groups.append(pod_group(component, context, annotations))
     else:
-        workload = deployment(component, context, single_node_template(template, framework), annotations)
+        pod = single_node_template(template, framework)
+        add_engines(component, pod, framework)
+        workload = deployment(component, context, pod, annotations)
     return [workload, service(component, context), *groups]
 
 
