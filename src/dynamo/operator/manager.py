@@ -130,7 +130,7 @@ class Operator:
             )
         ]
         loader = AdapterLoader()
-        models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
+        models = ModelReconciler(self.view, self.applier, self.events, loader, client, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
         self._topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
         self._failover = FailoverGroupReconciler(self.view, client, self.events)
