@@ -158,7 +158,7 @@ class GraphContext:
         if component.type:
             labels[COMPONENT_TYPE] = component.type
         if is_worker(component):
-            labels |= {COMPONENT_CLASS: "worker", WORKER_HASH: self.worker_hash}
+            labels |= {COMPONENT_CLASS: "worker", **({WORKER_HASH: self.worker_hash} if self.worker_hash else {})}
         if component.model_ref is not None and component.model_ref.name:
             labels[BASE_MODEL_HASH] = base_model_hash(component.model_ref.name)
         if self.discovery_backend(component) == "kubernetes":
