@@ -65,7 +65,7 @@ def prefill_group(pod: KubeObject) -> str | None:
     kind = labels.get(COMPONENT_TYPE)
     if (labels.get(SUB_COMPONENT_TYPE) if kind == "worker" else kind) != "prefill":
         return None
-    main = next((one for one in pod["spec"]["containers"] if one["name"] == MAIN), {})
+    main: KubeObject = next((one for one in pod["spec"]["containers"] if one["name"] == MAIN), {})
     if framework_in(main) != ["vllm"]:
         return None
     owner = next((one["name"] for one in pod["metadata"].get("ownerReferences") or () if one.get("controller")), "")
