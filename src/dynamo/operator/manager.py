@@ -122,8 +122,8 @@ class Operator:
         self._running = [
             self._controlled(one)
             for one in (
-                GraphController(self.view, settings, self._facts),
-                ComponentController(self.view, settings, self._facts),
+                GraphController(self.view, settings, self._facts, client),
+                ComponentController(self.view, settings, self._facts, client),
                 AdapterController(self.view),
                 RequestController(self.view, client, requests or RequestSettings(operator=settings)),
                 CheckpointController(self.view),

@@ -27,6 +27,7 @@ from dynamo.operator.reconcile.names import (
     SELECTOR,
     STRATEGY,
     WORKER_HASH,
+    ClaimedGpus,
     GraphContext,
     OperatorSettings,
     Restore,
@@ -74,7 +75,7 @@ def component_plan(
         own_claims += [template] if template else []
     except WorkloadError as error:
         refused = Condition(type="Available", status="False", reason="CannotRender", message=str(error))
-        status = _status(deployed, None, refused, now)
+        status = _status(deployed, None, refused, now, {})
         return Plan(status=encode(status), events=[EventNote("Warning", "CannotRender", f"{name}: {error}")])
     kind = objects[0]["kind"]
     if kind == "LeaderWorkerSet":
@@ -94,7 +95,10 @@ def component_plan(
     if is_alone:
         objects = [*discovery_access(context), *objects, *own_claims]
     return Plan(
-        joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
+        joint=joint,
+        apply=objects,
+        describes_observed=True,
+        status=encode(_status(deployed, reported, available, now, settings.claimed_gpus)),
     )
 
 
@@ -225,7 +229,11 @@ def gpus(template: KubeObject | None) -> int:
 
 
 def _status(
-    deployed: DynamoComponentDeployment, reported: ComponentStatus | None, available: Condition, now: str
+    deployed: DynamoComponentDeployment,
+    reported: ComponentStatus | None,
+    available: Condition,
+    now: str,
+    claimed: ClaimedGpus,
 ) -> ComponentDeploymentStatus:
     generation = deployed.metadata.generation
     component_ready = Condition(
@@ -241,7 +249,7 @@ def _status(
     return ComponentDeploymentStatus(
         conditions=conditions,
         pod_selector={SELECTOR: deployed.metadata.name},
-        component=reported and described(reported, component_of(deployed), runtime_namespace(deployed)),
+        component=reported and described(reported, component_of(deployed), runtime_namespace(deployed), claimed),
         observed_generation=generation,
     )
 
@@ -260,12 +268,15 @@ def _deployment_status(workload: KubeObject | None) -> ComponentStatus | None:
     )
 
 
-def described(reported: ComponentStatus, component: ComponentSpec, namespace: str) -> ComponentStatus:
+def described(
+    reported: ComponentStatus, component: ComponentSpec, namespace: str, claimed: ClaimedGpus
+) -> ComponentStatus:
     """Return the replicas of a component with its Dynamo namespace, GPUs and power limit."""
     template = component.pod_template
     annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
     limit: Any = annotations.get(POWER_LIMIT, "")
-    count = gpus(template) * node_count(component)
+    own = claimed.get(component.name or "", 0)
+    count = (gpus(template) or (own if isinstance(own, int) else 0)) * node_count(component)
     return msgspec.structs.replace(
         reported,
         available_replicas=reported.ready_replicas

@@ -75,6 +75,10 @@ def role_templates(
     first, other = main_of(leader), main_of(worker)
     # A memory service replaces the GPUs of the template by a claim; the component has them.
     command, gpus = CommandLine.of(first), gpus_of(first) or gpus_of(main_container(component))
+    claimed = context.settings.claimed_gpus.get(component.name or "", 0)
+    if isinstance(claimed, str):
+        raise WorkloadError(claimed)
+    gpus = gpus or claimed
     known = merged(annotations, (template.get("metadata") or {}).get("annotations"))
     match framework:
         case "vllm":
