@@ -150,10 +150,13 @@ class KubeClient:
         """Change an object by a patch of the given content type."""
         return await self._request("PATCH", kind.path(namespace, name, subresource), value, content_type=content_type)
 
-    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> bool:
-        """Delete an object; return False if it does not exist."""
+    async def delete(
+        self, kind: ObjectKind, name: str, namespace: str | None = None, *, grace_s: int | None = None
+    ) -> bool:
+        """Delete an object, a pod within its own grace period or the given one; return False if it does not exist."""
+        options = None if grace_s is None else {"gracePeriodSeconds": grace_s}
         try:
-            await self._request("DELETE", kind.path(namespace, name))
+            await self._request("DELETE", kind.path(namespace, name), options)
         except KubeRefused as error:
             if error.code != 404:
                 raise

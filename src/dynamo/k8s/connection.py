@@ -10,7 +10,7 @@ from dynamo.core.boundaries import Rollback
 from dynamo.core.config import setting
 from dynamo.core.errors import CannotConnect, ConfigError
 from dynamo.core.http_client import READ_BYTES, Connection, Deadlines, HttpClient, HttpResponse
-from dynamo.k8s.credentials import Identity, UserCredentials
+from dynamo.k8s.credentials import CredentialsUnavailable, Identity, UserCredentials
 from dynamo.k8s.kubeconfig import ClusterAccess
 
 UNAUTHORIZED = 401
@@ -59,11 +59,21 @@ class ApiConnection:
         self, identity: Identity, method: str, path: str, body: bytes, headers: Mapping[str, str], deadlines: Deadlines
     ) -> AsyncIterator[HttpResponse]:
         if identity[1:] != self._identity[1:]:  # Another certificate: it belongs to the connection.
+            try:
+                renewed = self._client(identity)
+            except ConfigError as error:  # What the program printed is no certificate with its key.
+                self._credentials.expire(identity)
+                raise CredentialsUnavailable(str(error)) from None
             self._http.close()
-            self._http = self._client(identity)
+            self._http = renewed
         self._identity = identity
-        async with self._http.request(method, path, body, {**identity.headers, **headers}, deadlines) as response:
-            yield response
+        http = self._http
+        try:
+            async with http.request(method, path, body, {**identity.headers, **headers}, deadlines) as response:
+                yield response
+        finally:
+            if http is not self._http:  # The certificate was renewed during the request.
+                http.close()
 
     def _client(self, identity: Identity) -> HttpClient:
         cluster = self._access.cluster

@@ -118,6 +118,8 @@ class UserCredentials:
             raise CredentialsUnavailable(f"{name}: its output is not an ExecCredential: {error}") from None
         if not status.token and not status.client_certificate_data:
             raise CredentialsUnavailable(f"{name}: its output has neither token nor clientCertificateData")
+        if bool(status.client_certificate_data) != bool(status.client_key_data):
+            raise CredentialsUnavailable(f"{name}: clientCertificateData and clientKeyData are required together")
         expiry = status.expiration_timestamp
         self._until = None if expiry is None else expiry.timestamp() - EXPIRY_MARGIN_S
         headers = _bearer(status.token).headers if status.token else {}

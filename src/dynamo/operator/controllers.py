@@ -1,6 +1,7 @@
 """Controllers of graphs, components and scaling adapters: read the view, plan, and carry the plan out."""
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
@@ -31,6 +32,7 @@ from dynamo.k8s.kinds import (
 )
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog, NotControlled
+from dynamo.operator.device_claims import ClaimReader, claimed_gpus
 from dynamo.operator.reconcile.adapters import adapter_plan
 from dynamo.operator.reconcile.component import component_of, component_plan, workload_name
 from dynamo.operator.reconcile.conditions import FAILED
@@ -94,8 +96,9 @@ class GraphController:
 
     kind: ClassVar = GRAPHS
 
-    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts) -> None:
+    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts, reader: ClaimReader) -> None:
         self._view = view
+        self._reader = reader
         self._settings = settings
         self._facts = facts
 
@@ -125,7 +128,9 @@ class GraphController:
             checkpoints=checkpoints_of(self._view, namespace, graph.spec.components or []),
             snapshot_storage=storage_in(self._view, namespace),
         )
-        return graph_plan(graph, observed, self._settings, self._facts(), now)
+        claimed = await claimed_gpus(self._reader, namespace, graph.spec.components or [])
+        settings = dataclasses.replace(self._settings, claimed_gpus=claimed)
+        return graph_plan(graph, observed, settings, self._facts(), now)
 
 
 class ComponentController:
@@ -133,8 +138,9 @@ class ComponentController:
 
     kind: ClassVar = COMPONENTS
 
-    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts) -> None:
+    def __init__(self, view: ClusterView, settings: OperatorSettings, facts: Facts, reader: ClaimReader) -> None:
         self._view = view
+        self._reader = reader
         self._settings = settings
         self._facts = facts
 
@@ -148,7 +154,9 @@ class ComponentController:
         checkpoints = checkpoints_of(self._view, namespace, [component])
         restores = restores_of([component], checkpoints, storage_in(self._view, namespace))
         restore = restores.get(component.name or "")
-        return component_plan(deployed, workload, self._settings, self._facts(), now, restore)
+        claimed = await claimed_gpus(self._reader, namespace, [component])
+        settings = dataclasses.replace(self._settings, claimed_gpus=claimed)
+        return component_plan(deployed, workload, settings, self._facts(), now, restore)
 
 
 class AdapterController:

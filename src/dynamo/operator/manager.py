@@ -51,6 +51,7 @@ from dynamo.operator.controllers import (
     ObjectController,
     Reconciler,
 )
+from dynamo.operator.failover_groups import MEMBERS, FailoverGroupReconciler
 from dynamo.operator.jobs import SELECTIONS, CheckpointController, RequestController, owner_of_job, requests_of_graph
 from dynamo.operator.metrics import OperatorMetrics
 from dynamo.operator.model_loader import AdapterLoader
@@ -121,19 +122,21 @@ class Operator:
         self._running = [
             self._controlled(one)
             for one in (
-                GraphController(self.view, settings, self._facts),
-                ComponentController(self.view, settings, self._facts),
+                GraphController(self.view, settings, self._facts, client),
+                ComponentController(self.view, settings, self._facts, client),
                 AdapterController(self.view),
                 RequestController(self.view, client, requests or RequestSettings(operator=settings)),
                 CheckpointController(self.view),
             )
         ]
         loader = AdapterLoader()
-        models = ModelReconciler(self.view, self.applier, self.events, loader, self._clock)
+        models = ModelReconciler(self.view, self.applier, self.events, loader, client, self._clock)
         self._running.append(self._run(models.kind, models.reconcile))
-        topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
-        self._running.append(self._run(topology.kind, topology.reconcile))
-        self.view.watch(PODS, FROM_NODE)
+        self._topology = TopologyLabelReconciler(self.view, client, self.events, self._facts)
+        self._failover = FailoverGroupReconciler(self.view, client, self.events)
+        self._running.append(self._run(PODS, self._reconcile_pod))
+        for labels in (FROM_NODE, MEMBERS):
+            self.view.watch(PODS, labels)
         self.view.listen(GRAPHS, self._graph_changed)
         self.view.listen(ENDPOINT_SLICES, self._pods_changed)
         self.view.listen(JOBS, self._job_changed)
@@ -243,6 +246,10 @@ class Operator:
         )
         self.view.listen(kind, _adder(running.queue))
         return running
+
+    async def _reconcile_pod(self, key: ObjectKey) -> float | None:
+        await self._failover.reconcile(key)
+        return await self._topology.reconcile(key)
 
     def _namespace_freed(self, namespace: str) -> None:
         """Reconcile the objects of a namespace that another operator has left."""

@@ -8,10 +8,19 @@ import msgspec
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.k8s.informer import ObjectKey
-from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS
+from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS, PODS, ObjectKind
 from dynamo.k8s.times import seconds_time
 from dynamo.operator.applier import Applier, EventLog
-from dynamo.operator.reconcile.models import FINALIZER, ServingPod, has_adapter, model_plan, serving_pods
+from dynamo.operator.reconcile.models import (
+    FINALIZER,
+    ServingPod,
+    covered_pods,
+    has_adapter,
+    lacks_adapters,
+    model_plan,
+    prefill_group,
+    serving_pods,
+)
 from dynamo.operator.reconcile.names import BASE_MODEL_HASH, base_model_hash
 from dynamo.operator.reconcile.plan import EventNote, ObjectPatch, ObjectRef, Plan
 from dynamo.operator.view import ClusterView
@@ -29,15 +38,28 @@ class Loader(Protocol):
     async def unload(self, model: DynamoModel, pods: Sequence[ServingPod]) -> dict[str, str | None]: ...
 
 
+class PodReader(Protocol):
+    """Reads pods: `KubeClient`, or a fake in tests."""
+
+    async def get(self, kind: ObjectKind, name: str, namespace: str | None = None) -> KubeObject | None: ...
+
+
 class ModelReconciler:
     """Reconciles DynamoModels. An adapter is loaded again whenever the pods change, because one may have restarted."""
 
     kind: ClassVar = MODELS
 
     def __init__(
-        self, view: ClusterView, applier: Applier, events: EventLog, loader: Loader, clock: Clock | None = None
+        self,
+        view: ClusterView,
+        applier: Applier,
+        events: EventLog,
+        loader: Loader,
+        reader: PodReader,
+        clock: Clock | None = None,
     ) -> None:
         self._view = view
+        self._reader = reader
         self._applier = applier
         self._events = events
         self._loader = loader
@@ -64,7 +86,8 @@ class ModelReconciler:
             value = await self._set_finalizers(value, [*model.metadata.finalizers, FINALIZER])
         outcome = await self._load(key, model, slices) if has_adapter(model) else {}
         now = seconds_time(self._clock.wall())
-        plan = model_plan(model, slices, outcome, now)
+        covered = covered_pods(outcome, await self._pods_of(outcome, slices))
+        plan = model_plan(model, slices, outcome, now, covered)
         if plan.requeue_s is not None:
             self._loaded.pop(key, None)
         await self._applier.write_status(plan, value, MODELS, now)
@@ -88,6 +111,19 @@ class ModelReconciler:
         self._loaded[key] = (state, found)
         return found
 
+    async def _pods_of(
+        self, outcome: Mapping[str, str | None], slices: Sequence[KubeObject]
+    ) -> Mapping[str, KubeObject]:
+        """Return the pods by uid if one of them cannot load adapters; otherwise none, which saves the reads."""
+        found = dict[str, KubeObject]()
+        if any(map(lacks_adapters, outcome.values())):
+            namespace = slices[0]["metadata"]["namespace"]
+            for one in serving_pods(slices):
+                pod = await self._reader.get(PODS, one.name, namespace)
+                if pod is not None:
+                    found[one.uid] = pod
+        return found
+
     async def _end(self, key: ObjectKey, value: KubeObject, model: DynamoModel, slices: Sequence[KubeObject]) -> None:
         """Unload the adapter, and let the object go even if that fails: the pods may be gone as well."""
         self._loaded.pop(key, None)
@@ -97,7 +133,11 @@ class ModelReconciler:
         if has_adapter(model) and pods:
             try:
                 async with asyncio.timeout(UNLOAD_S):
-                    errors = {uid: error for uid, error in (await self._loader.unload(model, pods)).items() if error}
+                    outcome = await self._loader.unload(model, pods)
+                    found = await self._pods_of(outcome, slices)
+                errors = {
+                    uid: error for uid, error in outcome.items() if error and not _never_had(error, found.get(uid))
+                }
             except TimeoutError:
                 errors = {"": f"not complete within {UNLOAD_S:g} s"}
             text = f"Unloaded LoRA from {len(pods) - len(errors)} of {len(pods)} endpoint(s)"
@@ -114,6 +154,11 @@ class ModelReconciler:
         body = {"metadata": {"finalizers": list(finalizers), "resourceVersion": metadata["resourceVersion"]}}
         await self._applier.write_objects(Plan(patch=[ObjectPatch(ref, body)]), value, MODELS)
         return self._view.get(MODELS, ref.namespace, ref.name) or value
+
+
+def _never_had(error: str, pod: KubeObject | None) -> bool:
+    """Return whether a pod is a prefill worker that cannot load adapters."""
+    return lacks_adapters(error) and pod is not None and prefill_group(pod) is not None
 
 
 def _version(value: KubeObject) -> tuple[str, str]:

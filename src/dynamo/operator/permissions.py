@@ -62,6 +62,7 @@ WORKLOAD_RULES = (
     PermissionRule("inference.networking.k8s.io", ("inferencepools",), ALL),
     PermissionRule("networking.istio.io", ("virtualservices",), ALL),
     PermissionRule("resource.k8s.io", ("resourceclaimtemplates",), ALL),
+    PermissionRule("resource.k8s.io", ("resourceclaims", "deviceclasses"), ("get",)),  # To count the GPUs of claims.
 )
 """Kinds of other controllers, used where the cluster has them."""
 CLUSTER_RULES = (

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 CLIQUE_SETS, CLIQUES = ("grove.io", "podcliquesets"), ("grove.io", "podcliques")
 SCALING_GROUPS = ("grove.io", "podcliquescalinggroups")
+GROUP, GROUP_REPLICA = "grove.io/podcliquescalinggroup", "grove.io/podcliquescalinggroup-replica-index"
+POD_INDEX = "grove.io/podclique-pod-index"
 PART_OF, REVISION = "app.kubernetes.io/part-of", "grove.io/pod-template-hash"
 Place = tuple[GroupPlural, str]
 
@@ -57,7 +59,10 @@ def _children(run: "Controllers", item: Object) -> dict[Place, Object]:
             wanted[SCALING_GROUPS, at] = {"spec": {"replicas": replicas, "cliqueNames": group["cliqueNames"]}}
             scaled = run.api.storage.get(SCALING_GROUPS, (item["metadata"]["namespace"], at))
             for replica in range(scaled["spec"]["replicas"] if scaled else replicas):
-                wanted |= {(CLIQUES, f"{at}-{replica}-{member}"): cliques[member] for member in group["cliqueNames"]}
+                labels = {GROUP: at, GROUP_REPLICA: str(replica)}
+                for member in group["cliqueNames"]:
+                    made = {**cliques[member], "labels": {**(cliques[member].get("labels") or {}), **labels}}
+                    wanted[CLIQUES, f"{at}-{replica}-{member}"] = made
     return wanted
 
 
@@ -105,7 +110,8 @@ async def clique(run: "Controllers", key: GroupPlural, item: Object) -> None:
     metadata = {one: item["metadata"].get(one) for one in ("labels", "annotations")}
     revision = template_hash([metadata, item["spec"]["podSpec"]])
     template = with_labels({"metadata": metadata, "spec": item["spec"]["podSpec"]}, {REVISION: revision})
-    pods = await run.match_pods(item, {f"{name}-{index}": template for index in range(replicas)})
+    wanted = {f"{name}-{index}": with_labels(template, {POD_INDEX: str(index)}) for index in range(replicas)}
+    pods = await run.match_pods(item, wanted)
     current = [one for one in pods if one["metadata"]["labels"].get(REVISION) == revision]
     ready = sum(map(is_ready, pods))
     run.put_status(

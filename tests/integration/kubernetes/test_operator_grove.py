@@ -85,6 +85,39 @@ def test_graph_becomes_a_pod_clique_set_and_no_writes_follow(run: Callable[[Case
     run(case)
 
 
+def test_group_of_an_ended_engine_starts_again_and_the_others_continue(run: Callable[[Case], None]) -> None:
+    async def case(cluster: OperatedCluster) -> None:
+        value = several_nodes(backendFramework="vllm")
+        decode = value["spec"]["components"][1]
+        mode = {"mode": "InterPod"}
+        decode |= {"replicas": 1, "experimental": {"gpuMemoryService": mode, "failover": mode}}
+
+        async def pods() -> dict[str, str]:
+            listed = (await cluster.client.list(PODS, SPACE)).items
+            return {
+                one["metadata"]["name"].removeprefix("chat-0-decode-0-decode-"): one["metadata"]["uid"]
+                for one in listed
+            }
+
+        async with cluster.operator():
+            await cluster.apply(value)
+            status = await cluster.until(is_successful(1))
+            assert status["components"]["decode"]["gpusPerReplica"] == 8
+            before = await pods()
+            engines = {f"{clique}-{index}" for clique in ("ldr", "wkr-1") for index in (0, 1)}
+            assert {*engines, "gms-0-0", "gms-1-0"} <= before.keys()
+            ended = {"status": {"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}]}}
+            await cluster.client.patch(PODS, "chat-0-decode-0-decode-ldr-1", ended, SPACE, subresource="status")
+            deadline = time.monotonic() + DEADLINE_S
+            while {name for name, uid in (await pods()).items() if before[name] != uid} != {"ldr-1", "wkr-1-1"}:
+                assert time.monotonic() < deadline, await pods()
+                await asyncio.sleep(0.05)
+        events = await cluster.client.list(EVENTS, SPACE)  # The operator writes the last ones when it ends.
+        assert "FailoverCascade" in {one["reason"] for one in events.items}
+
+    run(case)
+
+
 def test_replicas_and_adapters_scale_cliques_and_groups(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
         value = several_nodes()

@@ -131,17 +131,14 @@ def test_render_for_a_cluster_with_grove(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_render_warns_about_fields_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "g.yaml"
-    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    template = {"spec": {"containers": [main]}}
-    worker = {"name": "a", "type": "worker", "podTemplate": template}
-    worker["experimental"] = {"gpuMemoryService": {}, "failover": {}}
+    ingress = {"enabled": True, "host": "g.example.com", "useVirtualService": True}
     value = {
-        "apiVersion": "nvidia.com/v1beta1",
+        "apiVersion": "nvidia.com/v1alpha1",
         "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "g", "annotations": {"nvidia.com/dynamo-kube-discovery-mode": "container"}},
-        "spec": {"components": [worker]},
+        "metadata": {"name": "g"},
+        "spec": {"services": {"F": {"componentType": "frontend", "ingress": ingress}}},
     }
     file.write_text(yaml.safe_dump(value))
     assert deploy(["render", str(file)]) == 0
-    path = "spec.components[a].experimental.failover: has no effect"
+    path = "spec.services.F.ingress.virtualServiceGateway: is required with useVirtualService"
     assert f"warning: {file}: DynamoGraphDeployment/g: {path}" in capsys.readouterr().err

@@ -102,8 +102,10 @@ class KubeStore:
                 target[field] = {**target.get(field, {}), **given} if isinstance(given, dict) else given
         return self.put(kind, changed)
 
-    async def delete(self, kind: ObjectKind, name: str, namespace: str | None = None) -> None:
-        self.calls.append(f"delete {kind.kind} {name}")
+    async def delete(
+        self, kind: ObjectKind, name: str, namespace: str | None = None, *, grace_s: int | None = None
+    ) -> None:
+        self.calls.append(f"delete {kind.kind} {name}{' at once' if grace_s == 0 else ''}")
         self.remove(kind, namespace or "", name)
 
     def remove(self, kind: ObjectKind, namespace: str, name: str) -> None:

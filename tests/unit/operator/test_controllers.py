@@ -27,8 +27,8 @@ class Subject:
         for kind in (GRAPHS, COMPONENTS, SCALING_ADAPTERS, DEPLOYMENTS):
             self.view.watch(kind)
         self.applier = Applier(self.store, self.view, self.store)
-        graphs = GraphController(self.view, OperatorSettings(), ClusterFacts)
-        components = ComponentController(self.view, OperatorSettings(), ClusterFacts)
+        graphs = GraphController(self.view, OperatorSettings(), ClusterFacts, self.store)
+        components = ComponentController(self.view, OperatorSettings(), ClusterFacts, self.store)
         self.graphs = Reconciler(graphs, self.view, self.applier, self.store)
         self.components = Reconciler(components, self.view, self.applier, self.store)
 

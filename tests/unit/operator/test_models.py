@@ -7,7 +7,7 @@ import pytest
 from tests.settle import turns
 from tests.unit.operator.kube_store import KubeStore
 
-from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS
+from dynamo.k8s.kinds import ENDPOINT_SLICES, MODELS, PODS
 from dynamo.operator.applier import Applier
 from dynamo.operator.models import ModelReconciler
 from dynamo.operator.reconcile.models import FINALIZER, ServingPod
@@ -25,6 +25,7 @@ class FakeLoader:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []
         self.failing: set[str] = set()
+        self.incapable: set[str] = set()
 
     async def load(self, model: DynamoModel, pods: Sequence[ServingPod]) -> dict[str, str | None]:
         return self._call("load", pods)
@@ -34,7 +35,12 @@ class FakeLoader:
 
     def _call(self, name: str, pods: Sequence[ServingPod]) -> dict[str, str | None]:
         self.calls.append((name, [pod.name for pod in pods]))
-        return {pod.uid: "refused" if pod.name in self.failing else None for pod in pods}
+        return {pod.uid: self._error(name, pod.name) for pod in pods}
+
+    def _error(self, operation: str, pod: str) -> str | None:
+        if pod in self.incapable:
+            return f'500: {{"message": "Endpoint \'{operation}_lora\' not found in local registry"}}'
+        return "refused" if pod in self.failing else None
 
 
 class Subject:
@@ -47,7 +53,7 @@ class Subject:
         for kind in (MODELS, ENDPOINT_SLICES):
             self.view.watch(kind)
         applier = Applier(self.store, self.view, self.store)
-        self.models = ModelReconciler(self.view, applier, self.store, self.loader)
+        self.models = ModelReconciler(self.view, applier, self.store, self.loader, self.store)
 
     async def put(self, kind: str = "lora", **metadata: Any) -> None:
         spec: dict[str, Any] = {"modelName": "tuned", "baseModelName": "base", "modelType": kind}
@@ -113,6 +119,27 @@ async def test_failed_adapter_load_is_retried(subject: Subject) -> None:
     subject.loader.failing = set()
     assert await subject.run() is None
     assert len(subject.loader.calls) == 2
+
+
+async def test_prefill_worker_without_adapters_is_covered_by_a_newer_one(subject: Subject) -> None:
+    labels = {"nvidia.com/dynamo-component-type": "prefill", "nvidia.com/dynamo-graph-deployment-name": "g"}
+    main = {"name": "main", "command": ["python3", "-m", "dynamo.vllm"]}
+    for name in ("old", "new"):
+        metadata = {"name": name, "namespace": "space", "labels": labels}
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        subject.store.put(PODS, {"metadata": metadata, "spec": {"containers": [main]}, "status": ready})
+    subject.loader.incapable = {"old"}
+    await subject.put()
+    await subject.pods("old", "new")
+    assert await subject.run() is None
+    status = subject.store.objects[PLACE]["status"]
+    assert (status["readyEndpoints"], status["loraFallbackCoveredEndpoints"], status["totalEndpoints"]) == (1, 1, 2)
+    covered = {one["podName"]: one.get("loraFallbackCovered") for one in status["endpoints"]}
+    assert covered == {"new": None, "old": True}
+    assert "PartialEndpointFailure" not in [reason for reason, _ in subject.store.events]
+    await subject.put(deletionTimestamp="2026-01-01T00:00:00Z")
+    await subject.run()
+    assert ("LoRAUnloaded", "Unloaded LoRA from 2 of 2 endpoint(s)") in subject.store.events
 
 
 async def test_base_model_is_not_loaded_and_has_no_finalizer(subject: Subject) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from dynamo.operator.reconcile.conditions import with_condition
+from dynamo.operator.reconcile.failover import add_engines
 from dynamo.operator.reconcile.graph_objects import discovery_access
 from dynamo.operator.reconcile.lws import leader_worker_set, pod_group
 from dynamo.operator.reconcile.memory_service import claim_template
 from dynamo.operator.reconcile.multinode import framework_of, single_node_template
-from dynamo.operator.reconcile.multinode.nodes import WorkloadError, node_count
+from dynamo.operator.reconcile.multinode.nodes import WorkloadError, has_memory_pods, node_count
 from dynamo.operator.reconcile.names import (
     BASE_MODEL_HASH,
     COMPONENT,
@@ -26,6 +27,7 @@ from dynamo.operator.reconcile.names import (
     SELECTOR,
     STRATEGY,
     WORKER_HASH,
+    ClaimedGpus,
     GraphContext,
     OperatorSettings,
     Restore,
@@ -73,7 +75,7 @@ def component_plan(
         own_claims += [template] if template else []
     except WorkloadError as error:
         refused = Condition(type="Available", status="False", reason="CannotRender", message=str(error))
-        status = _status(deployed, None, refused, now)
+        status = _status(deployed, None, refused, now, {})
         return Plan(status=encode(status), events=[EventNote("Warning", "CannotRender", f"{name}: {error}")])
     kind = objects[0]["kind"]
     if kind == "LeaderWorkerSet":
@@ -93,7 +95,10 @@ def component_plan(
     if is_alone:
         objects = [*discovery_access(context), *objects, *own_claims]
     return Plan(
-        joint=joint, apply=objects, describes_observed=True, status=encode(_status(deployed, reported, available, now))
+        joint=joint,
+        apply=objects,
+        describes_observed=True,
+        status=encode(_status(deployed, reported, available, now, settings.claimed_gpus)),
     )
 
 
@@ -114,6 +119,8 @@ def component_objects(
     framework = framework_of(component, deployed.spec.backend_framework)
     template = pod_template(component, context, [])
     groups: list[KubeObject] = []
+    if has_memory_pods(component):
+        raise WorkloadError("spec.experimental.gpuMemoryService.mode: InterPod requires Grove")
     if node_count(component) > 1:
         if not facts.has_lws:
             raise WorkloadError("spec.multinode: requires LeaderWorkerSet, which is not installed")
@@ -123,7 +130,9 @@ def component_objects(
         if facts.has_volcano:
             groups.append(pod_group(component, context, annotations))
     else:
-        workload = deployment(component, context, single_node_template(template, framework), annotations)
+        pod = single_node_template(template, framework)
+        add_engines(component, pod, framework)
+        workload = deployment(component, context, pod, annotations)
     return [workload, service(component, context), *groups]
 
 
@@ -220,7 +229,11 @@ def gpus(template: KubeObject | None) -> int:
 
 
 def _status(
-    deployed: DynamoComponentDeployment, reported: ComponentStatus | None, available: Condition, now: str
+    deployed: DynamoComponentDeployment,
+    reported: ComponentStatus | None,
+    available: Condition,
+    now: str,
+    claimed: ClaimedGpus,
 ) -> ComponentDeploymentStatus:
     generation = deployed.metadata.generation
     component_ready = Condition(
@@ -236,7 +249,7 @@ def _status(
     return ComponentDeploymentStatus(
         conditions=conditions,
         pod_selector={SELECTOR: deployed.metadata.name},
-        component=reported and described(reported, component_of(deployed), runtime_namespace(deployed)),
+        component=reported and described(reported, component_of(deployed), runtime_namespace(deployed), claimed),
         observed_generation=generation,
     )
 
@@ -255,12 +268,15 @@ def _deployment_status(workload: KubeObject | None) -> ComponentStatus | None:
     )
 
 
-def described(reported: ComponentStatus, component: ComponentSpec, namespace: str) -> ComponentStatus:
+def described(
+    reported: ComponentStatus, component: ComponentSpec, namespace: str, claimed: ClaimedGpus
+) -> ComponentStatus:
     """Return the replicas of a component with its Dynamo namespace, GPUs and power limit."""
     template = component.pod_template
     annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
     limit: Any = annotations.get(POWER_LIMIT, "")
-    count = gpus(template) * node_count(component)
+    own = claimed.get(component.name or "", 0)
+    count = (gpus(template) or (own if isinstance(own, int) else 0)) * node_count(component)
     return msgspec.structs.replace(
         reported,
         available_replicas=reported.ready_replicas

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dynamo.operator.reconcile.component import runtime_namespace
 from dynamo.operator.reconcile.conditions import FAILED, RECONCILED, is_true
+from dynamo.operator.reconcile.deployment_config import with_deployment_config
 from dynamo.operator.reconcile.graph_objects import (
     PASSED_ON,
     common_objects,
@@ -55,7 +56,8 @@ ONE_GROUP = {MAX_SURGE: "0", MAX_UNAVAILABLE: "1"}
 
 def components_plan(one_pass: GraphPass, facts: ClusterFacts) -> Plan:
     """Return the objects of a graph and its next status. Raise `WorkloadError` if it cannot run."""
-    graph, context = one_pass.graph, one_pass.context
+    graph = one_pass.graph = with_deployment_config(one_pass.graph)
+    context = one_pass.context
     restart = _restart(one_pass)
     common = common_objects(one_pass, facts)
     apply, patches = list(common.apply), list[ObjectPatch]()

@@ -71,7 +71,7 @@ class CommonObjects:
 
 
 def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
-    """Return the objects that a graph has with every provider, and add events about fields without effect."""
+    """Return the objects that a graph has with every provider, and add the events of making them."""
     graph, context = one_pass.graph, one_pass.context
     found = CommonObjects(
         create=list(claims(graph, context)),
@@ -80,7 +80,6 @@ def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
         joint=list(joint_objects(one_pass.components, context)),
     )
     for component in one_pass.components:
-        one_pass.events += without_effect(component)
         if component.scaling_adapter is not None:
             found.adapters.append(adapter_object(component, context))
         made = list(entries(graph, component, context, facts))
@@ -92,16 +91,6 @@ def common_objects(one_pass: GraphPass, facts: ClusterFacts) -> CommonObjects:
         one_pass.events += [one for one in made if isinstance(one, EventNote)]
         found.apply += [one for one in made if not isinstance(one, EventNote)]
     return found
-
-
-def without_effect(component: ComponentSpec) -> Iterator[EventNote]:
-    """Yield events about fields of a component that have no effect."""
-    experimental = component.experimental
-    if experimental is None:
-        return
-    if experimental.failover is not None:
-        path = f"spec.components[{component.name}].experimental.failover"
-        yield EventNote("Warning", "NotSupported", f"{path}: has no effect")
 
 
 def component_fields(

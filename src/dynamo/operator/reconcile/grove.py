@@ -1,20 +1,23 @@
 """Grove's PodCliqueSet of a graph.
 
 A component of one node is a clique, or where it is forced a scaling group of one; one of several nodes is a scaling group
-with a clique for the leader and one for the workers. Grove updates cliques in place, so that names have no generation of the workers.
+with a clique for the leader and one for the workers; `memory_pods` has those of a GPU memory service between pods. Grove updates cliques in place, so that names have no generation of the workers.
 """
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynamo.operator.reconcile.failover import add_engines
 from dynamo.operator.reconcile.grove_names import clique_set_name, name_length
+from dynamo.operator.reconcile.memory_pods import memory_pods
 from dynamo.operator.reconcile.multinode import framework_of, role_templates, single_node_template
 from dynamo.operator.reconcile.multinode.nodes import (
     LEADER_SUFFIX,
     WORKER_SUFFIX,
     WorkloadError,
     grove_nodes,
+    has_memory_pods,
     has_scaling_group,
     node_count,
 )
@@ -42,12 +45,20 @@ class ComponentCliques:
 
     cliques: tuple[KubeObject, ...]
     scaling_group: KubeObject | None = None
+    claim_templates: tuple[KubeObject, ...] = ()
+    """Resource claims that the scaling group's cliques share."""
 
 
 def pod_clique_set_name(graph: str, components: Iterable[ComponentSpec]) -> str:
     """Return the name of a graph's PodCliqueSet: the graph's, shortened with a hash where the names of pods require it."""
     lengths = (
-        name_length(one.name, is_multinode=node_count(one) > 1, has_group=has_scaling_group(one)) for one in components
+        name_length(
+            one.name,
+            is_multinode=node_count(one) > 1,
+            has_group=has_scaling_group(one),
+            memory_nodes=node_count(one) if has_memory_pods(one) else 0,
+        )
+        for one in components
     )
     return clique_set_name(graph, lengths)
 
@@ -92,6 +103,9 @@ def pod_clique_set(
         template["priorityClassName"] = graph.spec.priority_class_name
     if groups:
         template["podCliqueScalingGroups"] = groups
+    claims = [claim for one in parts for claim in one.claim_templates]
+    if claims:
+        template["resourceClaimTemplates"] = claims
     topology = graph.spec.topology_constraint
     if topology is not None and topology.pack_domain:
         template["topologyConstraint"] = _packed(topology.pack_domain, topology.cluster_topology_name)
@@ -137,18 +151,26 @@ def component_cliques(
     scheduling: Mapping[str, str],
 ) -> ComponentCliques:
     """Return the cliques of a component and its scaling group, if it has one."""
-    sharing = component.experimental and component.experimental.gpu_memory_service
-    if sharing and sharing.mode == "InterPod":
-        path = f"spec.components[{component.name}].experimental.gpuMemoryService.mode"
-        raise WorkloadError(f"{path}: InterPod is not supported; IntraPod is allowed")
     framework = framework_of(component, graph.spec.backend_framework)
     nodes, name = node_count(component), component.name.lower()
     # Grove refuses a set with 0 replicas; the clique or group is scaled to 0 once it exists.
     replicas = max(1, replicas_of(component))
     topology = _component_topology(component, graph.spec.topology_constraint)
     least = component.min_available or 1
+    if has_memory_pods(component):
+        made = memory_pods(
+            component, context, template, framework=framework, annotations=graph.metadata.annotations or {}
+        )
+        cliques = tuple(
+            _clique(own, count, 1, pod, component, context, scheduling, after)
+            for own, count, pod, after in made.templates
+        )
+        group = _group(name, [one["name"] for one in cliques], replicas, least, topology)
+        group["resourceSharing"] = list(made.sharing)
+        return ComponentCliques(cliques=cliques, scaling_group=group, claim_templates=tuple(made.claim_templates))
     if nodes == 1:
         pod = single_node_template(template, framework)
+        add_engines(component, pod, framework)
         if has_scaling_group(component):
             clique = _clique(name, 1, 1, pod, component, context, scheduling)
             return ComponentCliques(cliques=(clique,), scaling_group=_group(name, [name], replicas, least, topology))
@@ -162,6 +184,8 @@ def component_cliques(
         framework=framework,
         annotations=graph.metadata.annotations or {},
     )
+    for pod in (roles.leader, roles.worker):
+        add_engines(component, pod, framework)
     leader_name, worker_name = f"{name}-{LEADER_SUFFIX}", f"{name}-{WORKER_SUFFIX}"
     leader = _clique(leader_name, 1, 1, roles.leader, component, context, scheduling)
     worker = _clique(worker_name, nodes - 1, nodes - 1, roles.worker, component, context, scheduling)
@@ -184,8 +208,12 @@ def _clique(
     component: ComponentSpec,
     context: GraphContext,
     scheduling: Mapping[str, str],
+    after: str = "",
 ) -> KubeObject:
-    """Return one clique; labels and annotations are those of its pods. `scheduling` is the scheduler's name and queue."""
+    """Return one clique; labels and annotations are those of its pods. `scheduling` is the scheduler's name and queue.
+
+    It starts once the clique `after` has, if one is given.
+    """
     metadata = template.get("metadata") or {}
     labels = dict(metadata.get("labels") or {})
     pod = copy.deepcopy(template["spec"])
@@ -196,6 +224,8 @@ def _clique(
     if metadata.get("annotations"):
         clique["annotations"] = dict(metadata["annotations"])
     clique["spec"] = {"roleName": name, "replicas": replicas, "minAvailable": least, "podSpec": pod}
+    if after:
+        clique["spec"]["startsAfter"] = [after]
     return clique
 
 

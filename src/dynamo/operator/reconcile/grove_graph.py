@@ -182,7 +182,7 @@ def _described(one_pass: GraphPass, component: ComponentSpec, reported: Componen
     base = context.dynamo_namespace(component)
     namespace = f"{base}-{context.worker_hash}" if is_worker(component) else base
     named = msgspec.structs.replace(reported, component_name=next(iter(reported.component_names or ()), None))
-    return described(named, component, namespace)
+    return described(named, component, namespace, context.settings.claimed_gpus)
 
 
 def _topology(one_pass: GraphPass) -> list[Condition]:

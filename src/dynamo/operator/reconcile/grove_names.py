@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dynamo.operator.reconcile.multinode.nodes import LEADER_SUFFIX
+from dynamo.operator.reconcile.multinode.nodes import LEADER_SUFFIX, MEMORY_SUFFIX
 
 NAME_BUDGET = 45
 """Characters that the names of set, scaling group and clique share in the names of pods."""
@@ -20,11 +20,14 @@ def clique_set_name(graph: str, lengths: Iterable[int]) -> str:
     return f"{graph[: length - 5]}-{_fnv32a(graph.encode()) & 0xFFFF:04x}"
 
 
-def name_length(component: str, *, is_multinode: bool, has_group: bool) -> int:
+def name_length(component: str, *, is_multinode: bool, has_group: bool, memory_nodes: int = 0) -> int:
     """Return how many characters a component takes.
 
-    It is a clique NAME, or a scaling group NAME with one such clique, or with several nodes with NAME-ldr and NAME-wkr.
+    It is a clique NAME, or a scaling group NAME with one such clique, or with several nodes with NAME-ldr and NAME-wkr. With
+    pods of a GPU memory service on `memory_nodes` nodes, the longest name is NAME-gms-NODE.
     """
+    if memory_nodes:
+        return 2 * len(component) + len(f"-{MEMORY_SUFFIX}-{memory_nodes - 1}")
     if is_multinode:
         return 2 * len(component) + len(f"-{LEADER_SUFFIX}")
     return 2 * len(component) if has_group else len(component)

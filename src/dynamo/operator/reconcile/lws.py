@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from dynamo.operator.reconcile.failover import add_engines
 from dynamo.operator.reconcile.multinode import RoleTemplates, main_of, role_templates
 from dynamo.operator.reconcile.multinode.nodes import WorkloadError, leader_worker_set_nodes, node_count
 from dynamo.operator.reconcile.names import MAIN, PREFIX, GraphContext
@@ -50,6 +51,8 @@ def leader_worker_set(
     size = node_count(component)
     group = leader_worker_set_nodes(size)
     roles = role_templates(component, context, template, group, framework=framework, annotations=annotations)
+    for pod in (roles.leader, roles.worker):
+        add_engines(component, pod, framework)
     metadata: KubeObject = {
         "name": leader_worker_set_name(component, context),
         "namespace": context.namespace,

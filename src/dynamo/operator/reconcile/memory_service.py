@@ -72,9 +72,7 @@ def add_memory_service(component: ComponentSpec, context: GraphContext, spec: Ku
     _add(spec, "volumes", {"name": VOLUME, "emptyDir": {}})
     claim = {"name": CLAIM, "resourceClaimTemplateName": claim_template_name(component, context)}
     _add(spec, "resourceClaims", claim)
-    tolerations: list[KubeObject] = spec.setdefault("tolerations", [])
-    if all((one.get("key"), one.get("effect")) != (TAINT, "NoSchedule") for one in tolerations):
-        tolerations.append({"key": TAINT, "operator": "Exists", "effect": "NoSchedule"})
+    add_gpu_toleration(spec)
     main = next(one for one in spec["containers"] if one["name"] == MAIN)
     server: KubeObject = {"name": SERVER, "command": list(SERVER_COMMAND), "restartPolicy": "Always"}
     if main.get("image"):
@@ -100,13 +98,26 @@ def is_gpu_resource(name: str) -> bool:
     return lower == "gpu" or lower.endswith("/gpu") or "/mig-" in lower or lower.startswith("gpu.")
 
 
-def _add_client(container: KubeObject) -> None:
+def add_gpu_toleration(spec: KubeObject) -> None:
+    """Let a pod with a resource claim run on GPU nodes."""
+    tolerations: list[KubeObject] = spec.setdefault("tolerations", [])
+    if all((one.get("key"), one.get("effect")) != (TAINT, "NoSchedule") for one in tolerations):
+        tolerations.append({"key": TAINT, "operator": "Exists", "effect": "NoSchedule"})
+
+
+def without_gpus(container: KubeObject) -> KubeObject:
+    """Remove the device plugin's GPUs from a container and return its resources."""
     resources: KubeObject = container.setdefault("resources", {})
     for kind in ("limits", "requests"):
         if kind in resources:
             resources[kind] = {name: one for name, one in resources[kind].items() if not is_gpu_resource(name)}
             if not resources[kind]:
                 del resources[kind]
+    return resources
+
+
+def _add_client(container: KubeObject) -> None:
+    resources = without_gpus(container)
     _add(resources, "claims", {"name": CLAIM})
     _add(container, "volumeMounts", {"name": VOLUME, "mountPath": DIRECTORY})
     _add(container, "env", {"name": VARIABLE, "value": DIRECTORY})

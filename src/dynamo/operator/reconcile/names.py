@@ -48,6 +48,10 @@ PullSecrets: TypeAlias = Callable[[str, str], Sequence[str]]
 """Returns the names of the pull secrets of a namespace that are for the registry of an image."""
 
 
+ClaimedGpus: TypeAlias = Mapping[str, int | str]
+"""GPUs that components claim of a device driver, by name; a text is why their number is not known."""
+
+
 def no_pull_secrets(namespace: str, image: str) -> Sequence[str]:
     """Return no secrets."""
     return ()
@@ -71,6 +75,7 @@ class OperatorSettings:
     virtual_service_gateway: str = ""
     """Istio gateway of the VirtualService of frontends that have none of their own."""
     pull_secrets: PullSecrets = field(default=no_pull_secrets, compare=False)
+    claimed_gpus: ClaimedGpus = field(default_factory=dict, compare=False)
 
 
 RestoreState = Literal["Ready", "Waiting", "Failed", "Absent"]
@@ -158,7 +163,7 @@ class GraphContext:
         if component.type:
             labels[COMPONENT_TYPE] = component.type
         if is_worker(component):
-            labels |= {COMPONENT_CLASS: "worker", WORKER_HASH: self.worker_hash}
+            labels |= {COMPONENT_CLASS: "worker", **({WORKER_HASH: self.worker_hash} if self.worker_hash else {})}
         if component.model_ref is not None and component.model_ref.name:
             labels[BASE_MODEL_HASH] = base_model_hash(component.model_ref.name)
         if self.discovery_backend(component) == "kubernetes":

@@ -19,12 +19,13 @@ from dynamo.operator.reconcile.names import (
     NIXL_PORT,
     PLANNER_METRICS_PORT,
     PREFIX,
+    SUB_COMPONENT_TYPE,
     SYSTEM_PORT,
     GraphContext,
     is_worker,
     merged,
 )
-from dynamo.operator.reconcile.probes import frontend_probes, probes
+from dynamo.operator.reconcile.probes import add_probes, frontend_probes, probes
 from dynamo.operator.reconcile.restores import add_restore
 from dynamo.operator.validation.facts import PLANNER_ACCOUNT
 from dynamo.protocols.kubernetes.common import KubeObject
@@ -54,8 +55,7 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     main["env"] = environment(component, context, graph_env, main.get("env") or [], MAIN)
     add_command(component, main)
     main["ports"] = with_ports(main.get("ports") or [], ports(component))
-    for name, probe in probes(component).items():
-        main.setdefault(name, probe)
+    add_probes(main, probes(component))
     add_shared_memory(component, spec, main)
     add_compilation_cache(component, spec, main)
     if component.type == "epp":
@@ -74,7 +74,8 @@ def pod_template(component: ComponentSpec, context: GraphContext, graph_env: Seq
     metadata = template.setdefault("metadata", {})
     if component.type == "epp":  # It serves TLS itself, which a proxy in its pod would wrap again.
         metadata["annotations"] = {ISTIO_INJECT: "false", **(metadata.get("annotations") or {})}
-    metadata["labels"] = merged(metadata.get("labels"), context.labels(component), metrics_label(metadata))
+    kind = {SUB_COMPONENT_TYPE: component.type} if component.type in ("prefill", "decode") else None
+    metadata["labels"] = merged(kind, metadata.get("labels"), context.labels(component), metrics_label(metadata))
     add_memory_service(component, context, spec)
     restore = context.restores.get(component.name or "")
     if restore is not None and restore.is_ready:
@@ -193,8 +194,7 @@ def add_frontend_sidecar(
         sidecar.setdefault("args", list(FRONTEND))
     sidecar["env"] = sidecar_environment(component, context, sidecar.get("env") or [], name)
     sidecar["ports"] = with_ports(sidecar.get("ports") or [], {"http": HTTP_PORT})
-    for probe, value in frontend_probes(component).items():
-        sidecar.setdefault(probe, value)
+    add_probes(sidecar, frontend_probes(component))
     own = {one["name"] for one in sidecar.get("volumeMounts") or ()}
     shared = [
         dict(one) for one in main.get("volumeMounts") or () if one["name"] not in own and one["name"] != SHARED_MEMORY

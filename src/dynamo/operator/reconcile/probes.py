@@ -1,5 +1,7 @@
 """Probes of a component's main container, by its type and the version of its runtime."""
 
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 from dynamo.operator.reconcile.names import GRPC_HEALTH_PORT, HTTP_PORT, SYSTEM_PORT
@@ -33,6 +35,17 @@ def probes(component: ComponentSpec) -> dict[str, KubeObject]:
         "readinessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 4, "failureThreshold": 3},
         "startupProbe": {**live, **STARTUP},
     }
+
+
+def add_probes(container: KubeObject, wanted: Mapping[str, KubeObject]) -> None:
+    """Give a container the probes that it has not, to its ports by name."""
+    names = {one["containerPort"]: one["name"] for one in container.get("ports") or () if one.get("name")}
+    for name, probe in wanted.items():
+        if name not in container:
+            made = copy.deepcopy(probe)
+            if "httpGet" in made:
+                made["httpGet"]["port"] = names.get(made["httpGet"]["port"], made["httpGet"]["port"])
+            container[name] = made
 
 
 def frontend_probes(component: ComponentSpec) -> dict[str, KubeObject]:

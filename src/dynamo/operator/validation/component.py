@@ -18,6 +18,7 @@ def check_component(one: ComponentView, found: Findings, *, uses_grove: bool | N
     _check_epp(one, found)
     _check_memory_service(one, found)
     _check_failover(one, found)
+    _check_checkpoint(one, found)
     _check_power_limit(one, found)
     if one.raw.get("minAvailable") is not None and uses_grove is False:
         found.refuse(f"{one.path}.minAvailable", "is supported only with Grove")
@@ -83,6 +84,18 @@ def _check_failover(one: ComponentView, found: Findings) -> None:
         found.refuse(f"{one.failover_path}.mode", f"must equal the mode of gpuMemoryService, {one.memory_mode}")
     if one.type and not one.is_worker:
         found.refuse(one.failover_path, f"is not supported on type {one.type}; use worker, prefill or decode")
+    if one.failover_mode == "IntraPod" and one.shadows != 1:
+        found.refuse(f"{one.failover_path}.numShadows", f"{one.shadows} must be 1 with mode IntraPod")
+
+
+def _check_checkpoint(one: ComponentView, found: Findings) -> None:
+    if one.checkpoint.get("enabled") is not True:
+        return
+    path = f"{one.path}.checkpoint" if one.is_alpha else f"{one.path}.experimental.checkpoint"
+    if one.memory_mode == "InterPod":
+        found.refuse(path, "is not supported with a gpuMemoryService of mode InterPod")
+    if one.failover_mode is not None:
+        found.refuse(path, "is not supported with failover")
 
 
 def _check_power_limit(one: ComponentView, found: Findings) -> None:
@@ -154,6 +167,10 @@ def check_component_update(new: ComponentView, old: ComponentView, found: Findin
         found.refuse(f"{new.memory_path}.mode", "InterPod cannot be turned on or off after creation")
     if new.failover_mode != old.failover_mode and "InterPod" in {new.failover_mode, old.failover_mode}:
         found.refuse(f"{new.failover_path}.mode", "InterPod cannot be turned on or off after creation")
+    elif new.failover_mode == "InterPod" and new.shadows != old.shadows:
+        found.refuse(
+            f"{new.failover_path}.numShadows", f"{new.shadows} cannot differ from {old.shadows} after creation"
+        )
     if new.annotations.get(POWER_LIMIT) != old.annotations.get(POWER_LIMIT):
         base = "annotations" if new.is_alpha else "podTemplate.metadata.annotations"
         found.refuse(f"{new.path}.{base}[{POWER_LIMIT}]", "is immutable")

@@ -70,6 +70,7 @@ def _check_names(graph: str, components: list[ComponentView], found: Findings, *
             one.name,
             is_multinode=one.is_multinode,
             has_group=bool(part(one.raw, "experimental", "grove").get("forceScalingGroup")),
+            memory_nodes=(one.node_count or 1) if one.memory_mode == "InterPod" else 0,
         )
         for one in components
     ]

@@ -36,6 +36,9 @@ class ComponentView:
     memory_path: str
     failover_mode: str | None
     failover_path: str
+    shadows: int
+    """Standby engines of each engine."""
+    checkpoint: KubeObject
     image: str
     """Image of the main container."""
     gpus: int
@@ -98,6 +101,8 @@ def beta_component(raw: KubeObject, path: str, name: str) -> ComponentView:
         memory_path=f"{path}.experimental.gpuMemoryService",
         failover_mode=_beta_mode(experimental.get("failover")),
         failover_path=f"{path}.experimental.failover",
+        shadows=_count(part(experimental, "failover").get("numShadows")) or 1,
+        checkpoint=part(experimental, "checkpoint"),
         image=str(main.get("image") or ""),
         gpus=gpu_count(part(main, "resources"), GPU_RESOURCE),
         containers=tuple(str(one.get("name") or "") for one in containers),
@@ -129,6 +134,8 @@ def alpha_component(raw: KubeObject, path: str, name: str) -> ComponentView:
         memory_path=f"{path}.gpuMemoryService",
         failover_mode=_alpha_mode(part(raw, "failover")),
         failover_path=f"{path}.failover",
+        shadows=_count(part(raw, "failover").get("numShadows")) or 1,
+        checkpoint=part(raw, "checkpoint"),
         image=str(main.get("image") or ""),
         gpus=gpu_count(part(raw, "resources"), "gpu") or gpu_count(part(main, "resources"), GPU_RESOURCE),
         containers=(MAIN, *others),

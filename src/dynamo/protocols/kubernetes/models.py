@@ -45,13 +45,15 @@ class ModelSpec(KubeStruct):
     )
 
 
-class ModelEndpoint(KubeStruct, omit_defaults=False):
+class ModelEndpoint(KubeStruct, kw_only=True):
     """One pod that serves the model."""
 
-    address: str = ""
+    address: str
     """`http://IP:PORT` of the system server."""
     pod_name: str = ""
-    ready: bool = False
+    ready: bool
+    lora_fallback_covered: bool = msgspec.field(name="loraFallbackCovered", default=False)
+    """Whether the pod of an earlier release cannot load adapters, and another prefill worker of its graph has this one."""
 
 
 class ModelStatus(KubeStruct):
@@ -59,6 +61,7 @@ class ModelStatus(KubeStruct):
 
     endpoints: list[ModelEndpoint] | None = None
     ready_endpoints: Int32 | None = None
+    lora_fallback_covered_endpoints: Int32 | None = msgspec.field(name="loraFallbackCoveredEndpoints", default=None)
     total_endpoints: Int32 | None = None
     conditions: Conditions | None = None
     observed_generation: Int64 | None = None

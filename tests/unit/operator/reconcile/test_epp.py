@@ -82,7 +82,7 @@ def test_frontend_sidecar_is_completed_with_command_and_ports() -> None:
     main, side = pod_of(cluster_of(), "decode")["containers"]
     assert (side["command"], side["args"]) == (["python3"], ["-m", "dynamo.frontend"])
     assert side["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
-    assert side["readinessProbe"]["httpGet"] == {"path": "/health", "port": 8000}
+    assert side["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
     assert side["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
     assert "command" not in main
 

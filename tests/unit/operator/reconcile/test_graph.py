@@ -347,14 +347,6 @@ def test_pods_of_prefill_and_decode_workers_have_the_label_of_v1alpha1(cluster: 
     assert found == ["decode", None, "prefill"]
 
 
-def test_unsupported_fields_are_reported_as_events() -> None:
-    spec = spec_of()
-    spec["components"][2]["experimental"] = {"failover": {}}
-    cluster = PureCluster({"spec": spec})
-    messages = [one.message for one in cluster.plan_graph().events if one.reason == "NotSupported"]
-    assert messages == ["spec.components[decode].experimental.failover: has no effect"]
-
-
 def test_tensorrt_llm_nodes_share_a_key() -> None:
     spec = spec_of(backendFramework="trtllm")
     assert PureCluster({"spec": spec}).plan_graph().keys == []

@@ -21,6 +21,7 @@ from dynamo.protocols.kubernetes.v1beta1 import (
     ComponentExperimental,
     ComponentSpec,
     DynamoGraphDeployment,
+    Failover,
     GpuMemoryService,
     GraphSpec,
     GraphTopologyConstraint,
@@ -73,6 +74,20 @@ CASES = {
         ),
         ClusterFacts(has_grove=True, has_volcano=True),
     ),
+    "grove-memory-failover": (
+        graph(
+            worker(
+                "vllm",
+                "-tp",
+                "16",
+                replicas=2,
+                experimental=ComponentExperimental(
+                    gpu_memory_service=GpuMemoryService(mode="InterPod"), failover=Failover(mode="InterPod")
+                ),
+            )
+        ),
+        GROVE,
+    ),
 }
 
 
@@ -116,10 +131,12 @@ def test_component_uses_the_topology_without_a_graph_pack_domain() -> None:
         (graph(FRONTEND, annotations={"nvidia.com/grove-update-strategy": "x"}), GROVE, "RollingRecreate and OnDelete"),
         (
             graph(
-                worker("vllm", experimental=ComponentExperimental(gpu_memory_service=GpuMemoryService(mode="InterPod")))
+                worker(
+                    "sglang", experimental=ComponentExperimental(gpu_memory_service=GpuMemoryService(mode="InterPod"))
+                )
             ),
             GROVE,
-            r"components\[Decode\]\.experimental\.gpuMemoryService\.mode: InterPod",
+            r"components\[Decode\]\.experimental\.gpuMemoryService\.mode: InterPod requires vllm",
         ),
         (graph(worker("vllm"), backend_framework="sglang"), GROVE, "runs vllm, but"),
     ],

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from dynamo.operator.reconcile.models import RETRY_S, ServingPod, model_plan, serving_pods
+import pytest
+
+from dynamo.operator.reconcile.models import RETRY_S, ServingPod, covered_pods, model_plan, serving_pods
 from dynamo.operator.reconcile.names import base_model_hash
 from dynamo.protocols.kubernetes.common import decode
 from dynamo.protocols.kubernetes.models import DynamoModel
@@ -93,3 +95,39 @@ def test_events_report_changes_only() -> None:
     assert first.status is not None
     again = model_plan(model(**first.status), slices, {"u-a": None}, "later")
     assert (again.status, list(again.events)) == (first.status, [])
+
+
+OLD = "500: lora management not available"
+
+
+def prefill(kind: str = "prefill", module: str = "vllm", graph: str = "g", ready: str = "True") -> dict[str, Any]:
+    labels = {"nvidia.com/dynamo-component-type": kind, "nvidia.com/dynamo-graph-deployment-name": graph}
+    main = {"name": "main", "command": ["python3", "-m", f"dynamo.{module}"]}
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": {"labels": labels}, "spec": {"containers": [main]}, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("old", "error"),
+    [
+        (prefill("decode"), OLD),
+        (prefill(module="sglang"), OLD),
+        (prefill(graph="other"), OLD),
+        (prefill(ready="False"), OLD),
+        (prefill(), "500: out of memory"),
+        (prefill(), "404: lora management not available"),
+    ],
+)
+def test_other_pods_are_not_covered(old: dict[str, Any], error: str) -> None:
+    assert covered_pods({"old": error, "new": None}, {"old": old, "new": prefill()}) == frozenset()
+    assert covered_pods({"old": OLD, "new": None}, {"old": prefill(), "new": prefill()}) == {"old"}
+    assert covered_pods({"old": OLD, "new": "failed"}, {"old": prefill(), "new": prefill()}) == frozenset()
+
+
+def test_model_with_covered_pods_is_complete() -> None:
+    slices = [slice_of(endpoint("a"), endpoint("b"))]
+    plan = model_plan(model(), slices, {"u-a": None, "u-b": OLD}, NOW, {"u-b"})
+    assert plan.status is not None
+    assert plan.requeue_s is None
+    assert conditions(plan.status)["EndpointsReady"] == ("True", "AllEndpointsReady")
+    assert (plan.status["readyEndpoints"], plan.status["loraFallbackCoveredEndpoints"]) == (1, 1)

@@ -71,7 +71,7 @@ def test_worker_startup_probe_allows_two_hours() -> None:
     main = main_of(template_of("prefill"))
     startup = main["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 7200
-    assert main["readinessProbe"]["httpGet"] == {"path": "/health", "port": 9090}
+    assert main["readinessProbe"]["httpGet"] == {"path": "/health", "port": "system"}
     assert main["livenessProbe"]["httpGet"]["path"] == "/live"
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dynamo.operator.reconcile.probes import probes
+from dynamo.operator.reconcile.probes import add_probes, probes
+from dynamo.protocols.kubernetes.common import KubeObject
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
 
@@ -55,3 +56,14 @@ def test_endpoint_picker_is_probed_over_grpc() -> None:
 
 def test_component_without_a_type_has_no_probes() -> None:
     assert found(None) == {}
+
+
+def test_probes_name_the_port_of_the_container_and_leave_its_own() -> None:
+    own = {"httpGet": {"path": "/mine", "port": 1}}
+    container: KubeObject = {"readinessProbe": own, "ports": [{"name": "api", "containerPort": 9090}]}
+    add_probes(container, probes(ComponentSpec(name="d", type="decode")))
+    assert container["readinessProbe"] == {"httpGet": {"path": "/mine", "port": 1}}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/live", "port": "api"}
+    nameless: KubeObject = {"ports": [{"containerPort": 9090}]}
+    add_probes(nameless, probes(ComponentSpec(name="d", type="decode")))
+    assert nameless["livenessProbe"]["httpGet"]["port"] == 9090

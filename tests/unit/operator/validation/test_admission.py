@@ -80,6 +80,9 @@ CREATED: list[tuple[Object, str]] = [
     (graph(worker(**SHARED)), f"metadata.annotations[{DISCOVERY_MODE}]"),
     (graph(worker(experimental={"failover": {}})), f"{BASE}.experimental.failover"),
     (graph({"name": "f", "type": "frontend", "experimental": {"gpuMemoryService": {}}}), f"{BASE}.experimental.gpuMemoryService"),
+    (graph(worker(experimental={**INTER_POD["experimental"], "checkpoint": {"enabled": True}})), f"{BASE}.experimental.checkpoint"),
+    (alpha({"W": {"failover": {"enabled": True}, "checkpoint": {"enabled": True}}}), "spec.services.W.checkpoint"),
+    (alpha({"W": {"failover": {"enabled": True, "numShadows": 2}}}), "spec.services.W.failover.numShadows"),
     (graph(worker(**INTER_POD), backendFramework="sglang"), f"{BASE}.experimental.gpuMemoryService.mode"),
     (graph(annotations={WORKLOAD_PROVIDER: "swarm"}), f"metadata.annotations[{WORKLOAD_PROVIDER}]"),
     (graph(annotations={"nvidia.com/dynamo-operator-origin-version": "new"}), "metadata.annotations[nvidia.com/dynamo-operator-origin-version]"),
@@ -209,6 +212,17 @@ def test_replicas_of_scaling_adapter_change_only_by_planner() -> None:
     alpha_old = alpha({"W": {"replicas": 1, "scalingAdapter": {"enabled": True}}})
     alpha_new = alpha({"W": {"replicas": 2, "scalingAdapter": {"enabled": True}}})
     assert paths(alpha_new, alpha_old) == ["spec.services.W.replicas"]
+
+
+def test_standby_engines_between_pods_are_immutable() -> None:
+    def between_pods(count: int) -> Object:
+        shared = {"gpuMemoryService": {"enabled": True, "mode": "interPod"}}
+        failover = {"enabled": True, "mode": "interPod", "numShadows": count}
+        service = {"componentType": "worker", "resources": {"limits": {"gpu": "1"}}, **shared, "failover": failover}
+        return alpha({"W": service}, backendFramework="vllm")
+
+    assert paths(between_pods(2), between_pods(1)) == ["spec.services.W.failover.numShadows"]
+    assert paths(between_pods(1), between_pods(1)) == []
 
 
 def test_power_limit_is_immutable() -> None:

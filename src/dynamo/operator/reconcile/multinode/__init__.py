@@ -41,14 +41,19 @@ def framework_of(component: ComponentSpec, explicit: str | None) -> str | None:
     spec = (component.pod_template or {}).get("spec") or {}
     containers: list[KubeObject] = spec.get("containers") or []
     main = next((one for one in containers if one.get("name") == MAIN), {})
-    text = " ".join(CommandLine.of(main).words)
-    found = [one for one in FRAMEWORKS if re.search(MODULE.format(name=rf"dynamo\.{one}\b"), text)]
+    found = framework_in(main)
     path = f"spec.components[{component.name}].podTemplate.spec.containers[{MAIN}].command"
     if len(found) > 1:
         raise WorkloadError(f"{path}: runs {' and '.join(found)}; one framework per component is allowed")
     if found and explicit and found[0] != explicit:
         raise WorkloadError(f"{path}: runs {found[0]}, but spec.backendFramework is {explicit}")
     return found[0] if found else explicit
+
+
+def framework_in(container: KubeObject) -> list[str]:
+    """Return the frameworks that a container's command runs."""
+    text = " ".join(CommandLine.of(container).words)
+    return [one for one in FRAMEWORKS if re.search(MODULE.format(name=rf"dynamo\.{one}\b"), text)]
 
 
 def role_templates(
@@ -70,6 +75,10 @@ def role_templates(
     first, other = main_of(leader), main_of(worker)
     # A memory service replaces the GPUs of the template by a claim; the component has them.
     command, gpus = CommandLine.of(first), gpus_of(first) or gpus_of(main_container(component))
+    claimed = context.settings.claimed_gpus.get(component.name or "", 0)
+    if isinstance(claimed, str):
+        raise WorkloadError(claimed)
+    gpus = gpus or claimed
     known = merged(annotations, (template.get("metadata") or {}).get("annotations"))
     match framework:
         case "vllm":

@@ -154,6 +154,10 @@ class CommandLine:
         inner = self.with_script(script)
         return inner.quoted() if count else f"{launcher} {inner.quoted()}"
 
+    def with_words(self, words: Sequence[str]) -> "CommandLine":
+        """Return the command line with other words in the places of its own."""
+        return replace(self, words=tuple(words))
+
     def write_to(self, container: KubeObject) -> None:
         """Set command and arguments of a container."""
         for name, words in (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dynamo.operator.reconcile.multinode.commands import OptionWord, ShellExpression
 from dynamo.protocols.kubernetes.v1beta1 import ComponentSpec
 
-LEADER_SUFFIX, WORKER_SUFFIX = "ldr", "wkr"
+LEADER_SUFFIX, WORKER_SUFFIX, MEMORY_SUFFIX = "ldr", "wkr", "gms"
 DEFAULT_NODES = 2
 
 
@@ -70,10 +70,34 @@ def grove_nodes(component: str, size: int) -> NodeGroup:
     )
 
 
+def grove_shadow_nodes(component: str, size: int, rank: int) -> NodeGroup:
+    """Return the group of engines with the same index in the cliques of a replica's nodes, as a pod of rank `rank` sees it."""
+
+    def address(clique: str) -> str:
+        pod = f"$(GROVE_PCSG_NAME)-$(GROVE_PCSG_INDEX)-{component.lower()}-{clique}-$(GROVE_PCLQ_POD_INDEX)"
+        return f"{pod}.$(GROVE_HEADLESS_SERVICE)"
+
+    leader = address(LEADER_SUFFIX)
+    return NodeGroup(
+        size=size,
+        leader=leader,
+        rank=str(rank),
+        rank_arithmetic=str(rank),
+        hosts=(leader, *(address(f"{WORKER_SUFFIX}-{index}") for index in range(1, size))),
+        waits_for_names=False,
+    )
+
+
 def has_scaling_group(component: ComponentSpec) -> bool:
-    """Return whether Grove runs a component as a PodCliqueScalingGroup: with several nodes, or where it is forced."""
+    """Return whether Grove runs a component as a PodCliqueScalingGroup: with several cliques, or where it is forced."""
     grove = component.experimental.grove if component.experimental else None
-    return node_count(component) > 1 or bool(grove and grove.force_scaling_group)
+    return node_count(component) > 1 or has_memory_pods(component) or bool(grove and grove.force_scaling_group)
+
+
+def has_memory_pods(component: ComponentSpec) -> bool:
+    """Return whether pods of their own hold the GPU memory of a component."""
+    service = component.experimental.gpu_memory_service if component.experimental else None
+    return service is not None and service.mode == "InterPod"
 
 
 def node_count(component: ComponentSpec) -> int:
