@@ -45,7 +45,7 @@ a maximum of 16, latency is 0.2 % higher on the training loads and the first tok
 RECOMPUTE_WEIGHT_FILLED = 6.0
 """Weight while no worker computes a prompt and caches are full: a block computed twice displaces another one, whose next request computes
 it again. On the training load `tenants` at light load, latency is 0.7 % below the best other policy with 6, and 1.0 and 1.3 % above it with
-9 and 12, whose first token comes 13 and 17 % earlier."""
+9 and 12, whose first token comes 12 and 15 % earlier than with 6."""
 RECOMPUTE_FULL_SHARE = 0.4
 """Share of workers that compute a prompt from which the weight is at its maximum. Below, it grows with the square of the share:
 the probability that another prompt waits behind this one, and that its own recomputation is affected. 0.35 and 0.5 differ by
