@@ -58,6 +58,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "balanced.md"
 BEGIN, END = "<!-- tables of benchmarks/results/routing_quality.json -->", "<!-- end of the tables -->"
 GRID: dict[str, tuple[float, ...]] = {
     "RECOMPUTE_WEIGHT_IDLE": (2.0, 3.0, 4.0),
+    "RECOMPUTE_WEIGHT_FILLED": (3.0, 6.0, 12.0),
     "RECOMPUTE_WEIGHT_MAX": (6.0, 12.0, 24.0),
     "RECOMPUTE_FULL_SHARE": (0.25, 0.4, 0.6),
     "QUEUE_DELAY_WEIGHT": (4.0, 8.0, 12.0),

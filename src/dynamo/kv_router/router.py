@@ -624,7 +624,9 @@ class Router:
             computing = sum(load.prefill_tokens[slot] > 0 for slot in self._ranks)
         else:
             computing = self._arrays.computing(load.prefill_tokens)
-        pace.observe_load(computing / len(self._ranks), load.blocks[slot] / self._capacity[slot])
+        capacity = self._capacity[slot]
+        cached = 0 if self.index.lower else self.index.held(decision.worker_id, decision.dp_rank)
+        pace.observe_load(computing / len(self._ranks), load.blocks[slot] / capacity, cached / capacity)
         if self.index.lower and not load.prefill_tokens[slot]:
             host, disk = decision.host_blocks * size, decision.disk_blocks * size
             expected = pace.prefill_token_s * self._uncached(seen.prompt, slot, seen.weights) + step

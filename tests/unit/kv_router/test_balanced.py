@@ -51,6 +51,16 @@ def test_recompute_weight_grows_with_busy_workers_and_occupied_caches() -> None:
     assert pace.recompute_weight == pytest.approx(3 + OCCUPANCY_WEIGHT / 2, abs=0.01)
 
 
+def test_recompute_weight_grows_as_caches_fill_up() -> None:
+    pace = Pace()
+    weights = []
+    for filled in (0.5, 0.7, 0.825, 0.95, 1.2):
+        for _ in range(400):
+            pace.observe_load(0.0, 0.0, filled)
+        weights.append(pace.recompute_weight)
+    assert weights == pytest.approx([3, 3, 4.5, 6, 6], abs=0.01)
+
+
 def test_balanced_cost_prefers_cached_blocks() -> None:
     idle = RankLoads([0, 0], [0, 0], [0, 0])
     one, other = costs(idle, prompt(1600, s1=90))
