@@ -21,7 +21,8 @@ from dynamo.replay.report import Objectives
 from dynamo.replay.request_trace import sessions_of
 from dynamo.replay.scenario import LoadSource, Scenario
 from dynamo.replay.synthetic import Shape, sessions
-from dynamo.replay.trace import lines, read
+from dynamo.replay.trace import read
+from dynamo.replay.trace_lines import lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,13 +346,16 @@ class ReplayConfig:
         paths = self.trace.split(",")
         if self.trace_format in {"agentic-mooncake", "applied-compute-agentic"}:
             if self.trace_format == "agentic-mooncake":
-                plays, block_tokens = plays_of(lines(paths))
+                plays, block_tokens = plays_of(lines(paths, self.trace_format))
             else:
-                plays, block_tokens = trajectories_of(lines(paths), self.trace_block_size), self.trace_block_size
+                plays, block_tokens = (
+                    trajectories_of(lines(paths, self.trace_format), self.trace_block_size),
+                    self.trace_block_size,
+                )
             plays = plays[: self.request_limit]
             return LoadSource([session for play in plays for session in play.sessions], block_tokens, plays)
         if self.trace_format == "dynamo":
-            found, block_tokens = sessions_of(lines(paths))
+            found, block_tokens = sessions_of(lines(paths, self.trace_format))
         elif self.trace_format in PUBLIC_FORMATS:
             found, block_tokens = read_public(paths, self.trace_format, self.trace_block_size)
         else:
