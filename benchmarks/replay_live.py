@@ -2,20 +2,23 @@
 
     python -m benchmarks.replay_live [--engine-types vllm,sglang,trtllm] [--stacks ours,theirs] [--requests 2000]
 
-A frontend in KV mode and mockers at real speed receive a load over HTTP, from the same client; the same load is simulated. A
-light load gives the overhead of a request beyond the engine, as the difference of the median times to first token
-(`dynamo replay --request-overhead-ms`). A second load, with other lengths at a higher rate, gives the error of the simulation
+A frontend in KV mode and mockers at real speed receive a trace over HTTP, from the same client; the same trace is simulated: random
+arrivals, prompts and answers of random lengths, common prefixes (`replay_peer.write_trace`). A light load gives the overhead of a request beyond the engine, as the difference of the median times to first token
+(`dynamo replay --request-overhead-ms`). A second load at a higher rate gives the error of the simulation
 without and with it. Only a quiet machine gives an overhead that applies to other machines: every entry of the result contains
 the load average. A run of one stack and one engine type takes three minutes and replaces its entry only.
 """
 
 import json
+import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import bench_model
+from benchmarks.replay_peer import write_trace
 from benchmarks.report import OURS, RESULTS, THEIRS, implementations, machine, print_line, table, write_result
 from benchmarks.stacks import Implementation, Recipe, Stack
 from dynamo.core.config import exit_on_config_error, load, option
@@ -37,12 +40,9 @@ FIGURES = (
 BLOCK = 64
 BATCH_TOKENS = 8192
 ENGINES = ("vllm", "sglang", "trtllm")
-LIGHT = ("--input-tokens=2048", "--output-tokens=64", "--request-rate=8")
-"""The load of the fit."""
-LIGHT_REQUESTS = 160
-BUSY = ("--input-tokens=3072", "--output-tokens=96", "--request-rate=16")
-"""The load of the check."""
-COMMON = ("--shared-prefix-ratio=0.5", "--num-prefix-groups=16", f"--trace-block-size={BLOCK}")
+LIGHT_RATE, BUSY_RATE = 6.0, 20.0
+"""Requests per second of the load of the fit, and of that of the check."""
+LIGHT_REQUESTS = 200
 QUICK_SHARE = 10
 
 
@@ -84,11 +84,11 @@ def simulated(config: ReplayConfig, overhead_ms: float = 0.0) -> dict[str, float
     return figures(replace(scenario, overhead_ms=overhead_ms).run())
 
 
-def live(recipe: Recipe, shape: tuple[str, ...]) -> dict[str, float]:
+def live(recipe: Recipe, trace: str) -> dict[str, float]:
     """Return the figures of a load in real time, with new processes and hence empty caches, as in the simulation."""
     with Stack(recipe, bench_model()) as stack:
         target = ["--replay-mode=online", f"--url=http://127.0.0.1:{stack.port}", "--prompt-token-ids=10-200"]
-        config = load(ReplayConfig, [*shape, *target])
+        config = load(ReplayConfig, [trace, *target])
         return figures(run_online(config, config.source(), None))
 
 
@@ -109,19 +109,22 @@ def compare(bench: LiveBench, system: Implementation, engine: str) -> dict[str, 
     )
     described = {"engine_type": engine, "block_size": BLOCK, "max_num_batched_tokens": BATCH_TOKENS}
     flags = [f"--num-workers={bench.workers}", "--router-mode=kv", f"--extra-engine-args={json.dumps(described)}"]
-    light = (*LIGHT, *COMMON, f"--request-count={bench.count(LIGHT_REQUESTS)}")
-    busy = (*BUSY, *COMMON, f"--request-count={bench.count(bench.requests)}")
-    fit_live, fit_simulated = live(recipe, light), simulated(load(ReplayConfig, [*light, *flags]))
-    overhead_ms = max(0.0, fit_live["median_ttft_ms"] - fit_simulated["median_ttft_ms"])
-    check = load(ReplayConfig, [*busy, *flags])
-    return {
-        "overhead_ms": overhead_ms,
-        "fit": {"live": fit_live, "simulated": fit_simulated},
-        "check": {
+    with tempfile.TemporaryDirectory() as folder:
+        light, busy = os.path.join(folder, "light.jsonl"), os.path.join(folder, "busy.jsonl")
+        write_trace(light, bench.count(LIGHT_REQUESTS), LIGHT_RATE, seed=1)
+        write_trace(busy, bench.count(bench.requests), BUSY_RATE, seed=2)
+        fit_live, fit_simulated = live(recipe, light), simulated(load(ReplayConfig, [light, *flags]))
+        overhead_ms = max(0.0, fit_live["median_ttft_ms"] - fit_simulated["median_ttft_ms"])
+        check = load(ReplayConfig, [busy, *flags])
+        checked = {
             "live": live(recipe, busy),
             "simulated": simulated(check),
             "with_overhead": simulated(check, overhead_ms),
-        },
+        }
+    return {
+        "overhead_ms": overhead_ms,
+        "fit": {"live": fit_live, "simulated": fit_simulated},
+        "check": checked,
         "machine": machine(),
         "requests": bench.count(bench.requests),
         "workers": bench.workers,
