@@ -65,6 +65,8 @@ class SimulatedSequence(Generic[Owner]):
     """Number of `hashes` that the sequence holds in the pool."""
     private: int = 0
     """Number of uncommitted blocks that the sequence holds."""
+    prompted_at: float = 0.0
+    """Decode step before which the prompt was computed, where eviction depends on it."""
     first_token_ms: float = -1.0
     finished_ms: float = -1.0
     last_token: int = -1
