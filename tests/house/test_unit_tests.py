@@ -183,7 +183,6 @@ COVERED_BY = {
     "replay/load.py": "unit/replay/test_cluster.py",
     "replay/outcome.py": "unit/replay/test_online.py",
     "replay/page_data.py": "unit/replay/test_page.py",
-    "replay/scenario.py": "unit/replay/test_cluster.py",
     "replay/timeline.py": "unit/replay/test_report.py",
     "replay/worker.py": "unit/replay/test_sweep_processes.py",
     "router/args.py": "unit/common/configuration/test_groups.py",
