@@ -1,21 +1,28 @@
-"""Replay against live: request overhead beyond the simulated engine, fitted on one load and checked on another.
+"""Replay against live: this stack and the released one at real speed, compared with the simulation of the same load.
 
-    python -m benchmarks.replay_live [--requests 400] [--workers 4]
+    python -m benchmarks.replay_live [--engine-types vllm,sglang,trtllm] [--stacks ours,theirs] [--requests 2000]
 
-A frontend in KV mode and mockers at real speed receive a light load over HTTP; the same load is simulated. The
-difference of the median times to first token is the overhead (`dynamo replay --request-overhead-ms`). A second load
-with other lengths at twice the rate gives the error of the simulation without and with it. Only a quiet machine gives
-an overhead that applies to other machines: the result contains the load average.
+A frontend in KV mode and mockers at real speed receive a trace over HTTP, from the same client; the same trace is simulated: random
+arrivals, prompts and answers of random lengths, common prefixes (`replay_peer.write_trace`). A light load gives the overhead of a request beyond the engine, as the difference of the median times to first token
+(`dynamo replay --request-overhead-ms`). A second load at a higher rate gives the error of the simulation
+without and with it. Only a quiet machine gives an overhead that applies to other machines: every entry of the result contains
+the load average. A run of one stack and one engine type takes three minutes and replaces its entry only.
 """
 
+import json
+import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import bench_model
-from benchmarks.report import machine, print_line, table, write_result
-from benchmarks.stacks import Recipe, Stack, ours
+from benchmarks.replay_peer import write_trace
+from benchmarks.report import OURS, RESULTS, THEIRS, implementations, machine, print_line, table, write_result
+from benchmarks.stacks import Implementation, Recipe, Stack
 from dynamo.core.config import exit_on_config_error, load, option
+from dynamo.core.errors import ConfigError
 from dynamo.replay.config import ReplayConfig
 from dynamo.replay.main import run_online
 from dynamo.replay.outcome import RunOutcome
@@ -32,75 +39,132 @@ FIGURES = (
 )
 BLOCK = 64
 BATCH_TOKENS = 8192
-LOADS = (
-    ("--input-tokens=2048", "--output-tokens=64", "--request-rate=4"),
-    ("--input-tokens=4096", "--output-tokens=128", "--request-rate=8"),
-)
-"""The load of the fit, and that of the check."""
-COMMON = ("--shared-prefix-ratio=0.5", "--num-prefix-groups=16", f"--trace-block-size={BLOCK}")
+ENGINES = ("vllm", "sglang", "trtllm")
+LIGHT_RATE, BUSY_RATE = 6.0, 20.0
+"""Requests per second of the load of the fit, and of that of the check."""
+LIGHT_REQUESTS = 200
+QUICK_SHARE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBench:
     """Options of the program."""
 
-    requests: int = option(400, "--requests", None, "Requests of each load")
+    engine_types: list[str] = option([*ENGINES], "--engine-types", None, "Simulated engines: vllm, sglang, trtllm")
+    stacks: list[str] = option([OURS, THEIRS], "--stacks", None, "Live systems: ours, theirs")
+    requests: int = option(2000, "--requests", None, "Requests of the second load")
     workers: int = option(4, "--workers", None, "Mockers")
-    quick: bool = option(False, "--quick", None, "40 requests, and no result file")
+    quick: bool = option(False, "--quick", None, "A tenth of the requests, one engine, and no result file")
+
+    def __post_init__(self) -> None:
+        for flag, values, allowed in (
+            ("--engine-types", self.engine_types, ENGINES),
+            ("--stacks", self.stacks, (OURS, THEIRS)),
+        ):
+            if unknown := set(values) - {*allowed}:
+                raise ConfigError(f"{flag} {min(unknown)}: must be among {', '.join(allowed)}")
+
+    def count(self, requests: int) -> int:
+        """Return the requests of a load."""
+        return max(1, requests // QUICK_SHARE) if self.quick else requests
 
 
 def figures(outcome: RunOutcome) -> dict[str, float]:
-    """Return medians and p90 in milliseconds."""
+    """Return medians and 90th percentiles in milliseconds. Raise `RuntimeError` if a request failed."""
+    if outcome.unfinished:
+        raise RuntimeError(f"{outcome.unfinished} requests failed: {outcome.failures.most_common(1)}")
     found = summary_of(outcome, rows_of(outcome.flights))
     return {name: float(found[name]) for name in FIGURES}
 
 
-def simulated(config: ReplayConfig, overhead_ms: float) -> dict[str, float]:
+def simulated(config: ReplayConfig, overhead_ms: float = 0.0) -> dict[str, float]:
     """Return the figures of a load in virtual time."""
     (scenario,) = config.scenarios(config.source()).values()
     assert isinstance(scenario, Scenario)
     return figures(replace(scenario, overhead_ms=overhead_ms).run())
 
 
-def configs(shape: tuple[str, ...], bench: LiveBench, url: str) -> tuple[ReplayConfig, ReplayConfig]:
-    """Return the settings of a live run and of its simulation."""
-    common = [*shape, *COMMON, f"--request-count={40 if bench.quick else bench.requests}"]
-    live = load(ReplayConfig, [*common, "--replay-mode=online", f"--url={url}", "--prompt-token-ids=10-200"])
-    engine = f'{{"block_size": {BLOCK}, "max_num_batched_tokens": {BATCH_TOKENS}}}'
-    flags = [f"--num-workers={bench.workers}", "--router-mode=kv", f"--extra-engine-args={engine}"]
-    return live, load(ReplayConfig, [*common, *flags])
+def live(recipe: Recipe, trace: str) -> dict[str, float]:
+    """Return the figures of a load in real time, with new processes and hence empty caches, as in the simulation."""
+    with Stack(recipe, bench_model()) as stack:
+        target = ["--replay-mode=online", f"--url=http://127.0.0.1:{stack.port}", "--prompt-token-ids=10-200"]
+        config = load(ReplayConfig, [trace, *target])
+        return figures(run_online(config, config.source(), None))
 
 
-def main() -> int:
-    """Run both loads live, fit the overhead to the first, print the errors on both, and write the result file."""
-    bench = load(LiveBench, sys.argv[1:])
+def compare(bench: LiveBench, system: Implementation, engine: str) -> dict[str, Any]:
+    """Run both loads on a live system and in the simulation."""
     recipe = Recipe(
-        name="live",
-        frontend=ours(),
-        engine=ours(),
+        name=f"live-{system.name}",
+        frontend=system,
+        engine=system,
         speedup=1.0,
         workers=bench.workers,
         router_mode="kv",
-        engine_flags=("--block-size", f"{BLOCK}", "--max-num-batched-tokens", f"{BATCH_TOKENS}"),
+        engine_flags=(
+            *("--engine-type", engine),
+            *("--block-size", f"{BLOCK}"),
+            *("--max-num-batched-tokens", f"{BATCH_TOKENS}"),
+        ),
     )
-    rows, result = [], dict[str, Any]()
-    overhead_ms = 0.0
-    for name, shape in zip(("fit", "check"), LOADS, strict=True):
-        with Stack(recipe, bench_model()) as stack:  # Empty caches for each load, as in the simulation.
-            live_config, config = configs(shape, bench, f"http://127.0.0.1:{stack.port}")
-            live = figures(run_online(live_config, live_config.source(), None))
-        plain = simulated(config, 0.0)
-        if name == "fit":
-            overhead_ms = max(0.0, live["median_ttft_ms"] - plain["median_ttft_ms"])
-        fitted = simulated(config, overhead_ms)
-        result[name] = {"live": live, "simulated": plain, "with_overhead": fitted}
-        for figure in FIGURES:
-            errors = [f"{100 * (one[figure] / live[figure] - 1):+.1f} %" for one in (plain, fitted)]
-            rows.append([f"{name}: {figure}", f"{live[figure]:.2f}", *errors])
-    print_line(f"overhead: {overhead_ms:.2f} ms (--request-overhead-ms)")
-    print_line(table(["", "live", "simulated", "with overhead"], rows))
-    whole = {"machine": machine(), "overhead_ms": overhead_ms, "requests": bench.requests, **result}
-    print_line(write_result("replay_live", whole, is_whole=not bench.quick))
+    described = {"engine_type": engine, "block_size": BLOCK, "max_num_batched_tokens": BATCH_TOKENS}
+    flags = [f"--num-workers={bench.workers}", "--router-mode=kv", f"--extra-engine-args={json.dumps(described)}"]
+    with tempfile.TemporaryDirectory() as folder:
+        light, busy = os.path.join(folder, "light.jsonl"), os.path.join(folder, "busy.jsonl")
+        write_trace(light, bench.count(LIGHT_REQUESTS), LIGHT_RATE, seed=1)
+        write_trace(busy, bench.count(bench.requests), BUSY_RATE, seed=2)
+        fit_live, fit_simulated = live(recipe, light), simulated(load(ReplayConfig, [light, *flags]))
+        overhead_ms = max(0.0, fit_live["median_ttft_ms"] - fit_simulated["median_ttft_ms"])
+        check = load(ReplayConfig, [busy, *flags])
+        checked = {
+            "live": live(recipe, busy),
+            "simulated": simulated(check),
+            "with_overhead": simulated(check, overhead_ms),
+        }
+    return {
+        "overhead_ms": overhead_ms,
+        "fit": {"live": fit_live, "simulated": fit_simulated},
+        "check": checked,
+        "machine": machine(),
+        "requests": bench.count(bench.requests),
+        "workers": bench.workers,
+    }
+
+
+def rows(engine: str, stack: str, found: dict[str, Any]) -> list[list[str]]:
+    """Return the table's rows of one entry: live values, and the simulation's errors in percent."""
+    check = found["check"]
+    return [
+        [
+            f"{engine}, {stack}: {figure}",
+            f"{check['live'][figure]:.2f}",
+            *(f"{100 * (check[kind][figure] / check['live'][figure] - 1):+.1f}" for kind in ("simulated", "with_overhead")),
+        ]
+        for figure in FIGURES
+    ]  # fmt: skip
+
+
+def kept_entries() -> dict[str, dict[str, Any]]:
+    """Return the entries of the result file by engine type and stack."""
+    path = Path(RESULTS, "replay_live.json")
+    return dict(json.loads(path.read_bytes())["engines"]) if path.exists() else {}
+
+
+def main() -> int:
+    """Run the requested stacks, print the errors, and replace their entries in the result file."""
+    bench = load(LiveBench, sys.argv[1:])
+    systems = implementations()
+    engines = bench.engine_types[:1] if bench.quick else bench.engine_types
+    entries = {} if bench.quick else kept_entries()
+    for engine in engines:
+        for stack in bench.stacks:
+            if stack not in systems:
+                continue
+            found = compare(bench, systems[stack], engine)
+            entries.setdefault(engine, {})[stack] = found
+            print_line(f"{engine}, {stack}: overhead {found['overhead_ms']:.2f} ms (--request-overhead-ms)")
+            print_line(table(["", "live", "simulated, %", "with overhead, %"], rows(engine, stack, found)))
+            print_line(write_result("replay_live", {"engines": entries}, is_whole=not bench.quick))
     return 0
 
 

@@ -32,6 +32,9 @@ LOADS = {"light": 4.0, "near": 20.0, "over": 60.0}
 """Requests per second for four workers; the last one is beyond saturation."""
 BLOCKS = {"enough": 16_384, "few": 1_200}
 """Blocks of 64 tokens for each worker; with the second number, blocks are evicted and requests preempted."""
+ROLES = ("prefill", "decode")
+TRANSFER_GB_S, BYTES_PER_TOKEN = 64.0, 131_072
+"""KV transfer between two prefill and two decode workers, of an 8B model; by default the released replay has no delay."""
 SEEDS = 3
 """Traces of each case with the KV router."""
 FIGURES = (
@@ -58,15 +61,26 @@ class Case:
     router: str = "round_robin"
     blocks: str = "enough"
     seed: int = 1
+    is_disaggregated: bool = False
 
     @property
     def name(self) -> str:
         """The case without its seed."""
-        return f"{self.engine}, {self.load}, {self.router}" + (", few blocks" if self.blocks == "few" else "")
+        more = (", few blocks" if self.blocks == "few" else "") + (", disaggregated" if self.is_disaggregated else "")
+        return f"{self.engine}, {self.load}, {self.router}{more}"
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `run_trace_replay`."""
         engine = {"backend": self.engine, "block_size": 64, "num_gpu_blocks": BLOCKS[self.blocks]}
+        if self.is_disaggregated:
+            transfer = {"kv_transfer_bandwidth": TRANSFER_GB_S, "kv_bytes_per_token": BYTES_PER_TOKEN}
+            roles = {role: json.dumps({"engine": {**engine, **transfer, "worker_type": role}}) for role in ROLES}
+            return {
+                "num_prefill_workers": 2,
+                "num_decode_workers": 2,
+                "router_mode": self.router,
+                **{f"{role}_engine_args": described for role, described in roles.items()},
+            }
         return {
             "num_workers": 4,
             "router_mode": self.router,
@@ -80,7 +94,9 @@ def cases(engines: Sequence[str] = ENGINES) -> list[Case]:
     for engine in engines:
         found += [Case(engine, one) for one in LOADS]
         found += [Case(engine, "near", blocks="few")]
+        found += [Case(engine, one, is_disaggregated=True) for one in LOADS]
         found += [Case(engine, one, "kv_router", seed=seed) for one in LOADS for seed in range(1, SEEDS + 1)]
+        found += [Case(engine, "near", "kv_router", seed=seed, is_disaggregated=True) for seed in range(1, SEEDS + 1)]
     return found
 
 

@@ -181,7 +181,7 @@ COVERED_BY = {
     "replay/lifecycle.py": "unit/replay/test_cluster.py",
     "replay/load.py": "unit/replay/test_cluster.py",
     "replay/outcome.py": "unit/replay/test_online.py",
-    "replay/scenario.py": "unit/replay/test_cluster.py",
+    "replay/page_data.py": "unit/replay/test_page.py",
     "replay/timeline.py": "unit/replay/test_report.py",
     "replay/worker.py": "unit/replay/test_sweep_processes.py",
     "router/args.py": "unit/common/configuration/test_groups.py",

@@ -205,7 +205,7 @@ def new(ended: Iterable[RequestView], seen: dict[str, None]) -> Iterator[Request
 def traced(paths: Sequence[str], selection: RequestSelection) -> list[RequestView]:
     """Return the selected requests of trace files. Raise `ConfigError` for a file that is none."""
     from dynamo.replay.request_trace import row_of  # Heavy imports, which the server's requests do not need.
-    from dynamo.replay.trace import lines
+    from dynamo.replay.trace_lines import lines
     from dynamo.serving.recent_requests import RecentRequests
 
     rows = (row_of(place, text) for place, text in lines(paths))

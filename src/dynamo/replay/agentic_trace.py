@@ -15,6 +15,7 @@ import msgspec
 from dynamo.core.errors import ConfigError
 from dynamo.replay.agentic import Need, Play
 from dynamo.replay.load import ReplaySession, Turn
+from dynamo.replay.trace_lines import BlockTokens, Delay, HashId, Tokens, invalid_line
 
 SCHEMA = "dynamo.agentic_mooncake"
 VERSION = 2
@@ -25,7 +26,7 @@ class AgenticTraceHeader(msgspec.Struct):
 
     schema: str
     version: int
-    block_size: int
+    block_size: BlockTokens
     hash_id_scope: Literal["local", "global"] = "local"
     """local: hash ids are shared within a play only; global: across all plays."""
 
@@ -35,7 +36,7 @@ class Dependency(msgspec.Struct):
 
     request_id: str
     trigger: Literal["complete", "dispatch"] = "complete"
-    delay_ms: float = 0.0
+    delay_ms: Delay = 0.0
     relation: str | None = None
 
 
@@ -45,9 +46,9 @@ class AgenticTraceRequest(msgspec.Struct):
     request_id: str
     play_id: str
     session_id: str
-    input_length: int
-    output_length: int
-    hash_ids: list[int] = []
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[HashId] = []
     not_before_ms: float | None = None
     dependencies: list[Dependency] = []
     model: str | None = None
@@ -56,12 +57,12 @@ class AgenticTraceRequest(msgspec.Struct):
 class Trajectory(msgspec.Struct):
     """A trajectory line."""
 
-    num_turns: int
-    input_prompt_length: int
-    assistant_response_length: list[int]
-    tool_call_output_length: list[int]
-    tool_call_latency: list[float]
-    final_assistant_response_length: int
+    num_turns: Tokens
+    input_prompt_length: Tokens
+    assistant_response_length: list[Tokens]
+    tool_call_output_length: list[Tokens]
+    tool_call_latency: list[Delay]
+    final_assistant_response_length: Tokens
 
 
 def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
@@ -80,7 +81,7 @@ def plays_of(lines: Iterable[tuple[str, bytes]]) -> tuple[list[Play], int]:
                 continue
             request = decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise invalid_line(place, line, error) from None
         requests.setdefault(request.play_id, []).append(request)
     if header is None:
         raise ConfigError("the agentic trace is empty")
@@ -151,7 +152,7 @@ def trajectories_of(lines: Iterable[tuple[str, bytes]], block_tokens: int) -> li
         try:
             row = decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise invalid_line(place, line, error) from None
         answers = [*row.assistant_response_length, row.final_assistant_response_length]
         tools, waits = row.tool_call_output_length, row.tool_call_latency
         if not len(answers) - 1 == len(tools) == len(waits) == row.num_turns:

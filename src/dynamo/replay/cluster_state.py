@@ -38,7 +38,7 @@ class Happening(enum.IntEnum):
 
 
 class CompletedTransfer(NamedTuple):
-    """A completed KV transfer: the prefill worker can release the blocks."""
+    """A computed prompt on its prefill worker, which holds the blocks until the end of their transfer."""
 
     worker: SimulatedWorker
     sequence: SimulatedSequence[Flight]
@@ -68,6 +68,8 @@ class ClusterState:
     held: HeldRequests = field(init=False)
     computed: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
     """Computed prompts for which no decode worker is chosen yet, by request."""
+    transfers: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
+    """Computed prompts whose decode worker has not reserved blocks yet, by request."""
     arrived: int = field(init=False, default=0)
     open_requests: int = field(init=False, default=0)
     _count: int = field(init=False, default=0)

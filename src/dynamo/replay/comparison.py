@@ -54,7 +54,10 @@ def side_by_side(summaries: Mapping[str, dict[str, Any]]) -> str:
 
 def cell(key: str, value: float, base: float | None) -> str:
     """Return a formatted number and its difference from the first run."""
-    text = f"{value:.4f}" if key.endswith("_ratio") else f"{value:,.0f}" if isinstance(value, int) else f"{value:,.2f}"
+    is_share = key.endswith("_ratio")
+    text = f"{100 * value:.1f} %" if is_share else f"{value:,.0f}" if isinstance(value, int) else f"{value:,.2f}"
+    if is_share and base is not None:
+        return f"{text} ({100 * (value - base):+.1f})"  # Percentage points.
     if not base:
         return text
     return f"{text} ({100 * (value / base - 1):+.1f} %)"

@@ -21,7 +21,8 @@ from dynamo.replay.report import Objectives
 from dynamo.replay.request_trace import sessions_of
 from dynamo.replay.scenario import LoadSource, Scenario
 from dynamo.replay.synthetic import Shape, sessions
-from dynamo.replay.trace import lines, read
+from dynamo.replay.trace import read
+from dynamo.replay.trace_lines import lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +302,17 @@ class ReplayConfig:
                 workers = f"{self.num_prefill_workers} prefill and {self.workers} decode workers"
             engine = self.decode_engine_args or self.extra_engine_args or "the mocker's defaults"
             found["cluster"] = f"{workers}, engine: {engine}"
-            found["router"] = f"{self.router_mode} {self.router_config or ''}".strip()
+            modes = ", ".join([self.router_mode, *self.compare])
+            found["router"] = f"{modes} {self.router_config or ''}".strip()
         limits = (("TTFT", self.sla_ttft_ms), ("ITL", self.sla_itl_ms), ("latency", self.sla_e2e_ms))
         objectives = [f"{name} {limit:g} ms" for name, limit in limits if limit is not None]
         found["objectives"] = ", ".join(objectives) or "none"
         faults = [*(f"--fail {one}" for one in self.fail), *(f"--restart {one}" for one in self.restart)]
-        return found | ({"faults": ", ".join(faults)} if faults else {})
+        scaling = [*(f"--scale-at {one}" for one in self.scale_at)]
+        for flag, value in (("--scale-load", self.scale_load), ("--planner-config", self.planner_config)):
+            scaling += [f"{flag} {value}"] if value else []
+        more = {"faults": ", ".join(faults), "scaling": ", ".join(scaling)}
+        return found | {name: value for name, value in more.items() if value}
 
     def engine(self) -> EngineArgs:
         """Return the simulated engine of decode or aggregated workers."""
@@ -345,13 +351,16 @@ class ReplayConfig:
         paths = self.trace.split(",")
         if self.trace_format in {"agentic-mooncake", "applied-compute-agentic"}:
             if self.trace_format == "agentic-mooncake":
-                plays, block_tokens = plays_of(lines(paths))
+                plays, block_tokens = plays_of(lines(paths, self.trace_format))
             else:
-                plays, block_tokens = trajectories_of(lines(paths), self.trace_block_size), self.trace_block_size
+                plays, block_tokens = (
+                    trajectories_of(lines(paths, self.trace_format), self.trace_block_size),
+                    self.trace_block_size,
+                )
             plays = plays[: self.request_limit]
             return LoadSource([session for play in plays for session in play.sessions], block_tokens, plays)
         if self.trace_format == "dynamo":
-            found, block_tokens = sessions_of(lines(paths))
+            found, block_tokens = sessions_of(lines(paths, self.trace_format))
         elif self.trace_format in PUBLIC_FORMATS:
             found, block_tokens = read_public(paths, self.trace_format, self.trace_block_size)
         else:

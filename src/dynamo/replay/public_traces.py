@@ -9,7 +9,6 @@ burst_gpt   CSV: Timestamp in s, Request tokens, Response tokens; failed rows ha
 Turns of a session arrive at their recorded times, or when the turn before is answered if that is later.
 """
 
-import csv
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,9 +18,10 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from dynamo.core.errors import ConfigError
-from dynamo.replay.convert import converted
+from dynamo.replay.convert import converted, csv_rows
 from dynamo.replay.load import ReplaySession, Turn
-from dynamo.replay.trace import MooncakeRow, lines, sessions_of
+from dynamo.replay.trace import MooncakeRow, sessions_of
+from dynamo.replay.trace_lines import BlockTokens, Delay, HashId, Tokens, decoded, from_zero, invalid_row, lines
 
 BAILIAN_BLOCK = 16
 DEFAULT_BLOCK = 512
@@ -33,11 +33,11 @@ class BailianRow(msgspec.Struct):
 
     chat_id: int
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: Tokens
+    output_length: Tokens
     parent_chat_id: int = -1
     turn: int = 1
-    hash_ids: list[int] = []
+    hash_ids: list[HashId] = []
 
 
 class WekaRequest(msgspec.Struct, rename={"tokens": "in", "output": "out"}):
@@ -45,10 +45,10 @@ class WekaRequest(msgspec.Struct, rename={"tokens": "in", "output": "out"}):
 
     t: float
     type: str = "n"
-    tokens: int = 0
-    output: int = 0
-    hash_ids: list[int] = []
-    think_time: float | None = None
+    tokens: Tokens = 0
+    output: Tokens = 0
+    hash_ids: list[HashId] = []
+    think_time: Delay | None = None
     requests: list["WekaRequest"] = []
 
 
@@ -56,7 +56,7 @@ class WekaSession(msgspec.Struct):
     """A session of a Weka trace."""
 
     id: str
-    block_size: int
+    block_size: BlockTokens
     requests: list[WekaRequest]
 
 
@@ -64,9 +64,9 @@ class BasetenRow(msgspec.Struct):
     """A request of a Baseten trace."""
 
     timestamp_start_unix_ms: int
-    input_tokens: int
-    output_tokens: int
-    total_hashes: list[int] | None = None
+    input_tokens: Tokens
+    output_tokens: Tokens
+    total_hashes: list[HashId] | None = None
     provided_session_id: str | int | None = None
     poor_man_session_id: str | int | None = None
 
@@ -76,8 +76,9 @@ Sessions = tuple[list[ReplaySession], int]
 
 
 def read_public(paths: Sequence[str], trace_format: str, block_tokens: int = DEFAULT_BLOCK) -> Sessions:
-    """Return the sessions of these files as one trace. Raise `ConfigError` that names the file and line."""
-    return PUBLIC_FORMATS[trace_format](paths, block_tokens)
+    """Return the sessions of these files as one trace, whose times begin at 0. Raise `ConfigError` with the invalid line."""
+    found, block = PUBLIC_FORMATS[trace_format](paths, block_tokens)
+    return from_zero(paths, found), block
 
 
 def bailian(paths: Sequence[str], block_tokens: int) -> Sessions:
@@ -86,18 +87,17 @@ def bailian(paths: Sequence[str], block_tokens: int) -> Sessions:
     roots: dict[int, int] = {}
     chats: dict[int, list[BailianRow]] = {}
     decoder = msgspec.json.Decoder(BailianRow)
-    for row in sorted(_decoded(lines(paths), decoder), key=lambda row: row.timestamp):
+    for row in sorted(_decoded(lines(paths, "bailian"), decoder), key=lambda row: row.timestamp):
         root = roots.get(row.parent_chat_id, row.chat_id)
         roots[row.chat_id] = root
         chats.setdefault(root, []).append(row)
-    first_s = min((rows[0].timestamp for rows in chats.values()), default=0.0)
     found = [
         ReplaySession(
             f"{root}",
             [
                 _turn(
                     f"{row.chat_id}", row.input_length, row.output_length, row.hash_ids, block,
-                    1000 * (row.timestamp - first_s),
+                    1000 * row.timestamp,
                 )
                 for row in sorted(rows, key=lambda row: row.turn)
             ],
@@ -158,14 +158,13 @@ def baseten(paths: Sequence[str], block_tokens: int) -> Sessions:
         if path.endswith(".parquet"):
             rows += _parquet(path)
         else:
-            rows += _decoded(lines([path]), msgspec.json.Decoder(BasetenRow))
+            rows += _decoded(lines([path], "baseten"), msgspec.json.Decoder(BasetenRow))
     rows.sort(key=lambda row: row.timestamp_start_unix_ms)
-    first_ms = rows[0].timestamp_start_unix_ms if rows else 0
     found: dict[str, list[Turn]] = {}
     for number, row in enumerate(rows):
         session = row.provided_session_id if row.provided_session_id is not None else row.poor_man_session_id
         name = f"r{number}" if session is None else f"{session}"
-        at_ms = float(row.timestamp_start_unix_ms - first_ms)
+        at_ms = float(row.timestamp_start_unix_ms)
         made = _turn(f"r{number}", row.input_tokens, row.output_tokens, row.total_hashes or [], block_tokens, at_ms)
         found.setdefault(name, []).append(made)
     return [ReplaySession(name, turns) for name, turns in found.items()], block_tokens
@@ -173,8 +172,7 @@ def baseten(paths: Sequence[str], block_tokens: int) -> Sessions:
 
 def burst_gpt(paths: Sequence[str], block_tokens: int) -> Sessions:
     """Return requests, each a session of its own."""
-    text = (line.decode("utf-8-sig", "replace") for _, line in lines(paths))
-    rows = converted(csv.DictReader(text), "burstgpt", block_tokens)
+    rows = converted(csv_rows(paths, "burst_gpt"), "burstgpt", block_tokens)
     made = ((f"row {at}", msgspec.convert(row, MooncakeRow)) for at, row in enumerate(rows))
     return sessions_of(made, is_delta=False, block_tokens=block_tokens), block_tokens
 
@@ -196,18 +194,14 @@ def _turn(name: str, tokens: int, output: int, hash_ids: Sequence[int], block: i
 
 
 def _decoded(found: Iterable[tuple[str, bytes]], decoder: "msgspec.json.Decoder[Any]") -> Iterator[Any]:
-    """Decode lines. Raise `ConfigError` with the invalid line."""
-    for place, line in found:
-        try:
-            yield decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}: {error}") from None
+    """Decode lines without their locations. Raise `ConfigError` with the invalid line."""
+    return (row for _, row in decoded(found, decoder))
 
 
 def _documents(paths: Sequence[str], decoder: "msgspec.json.Decoder[WekaSession]") -> Iterator[WekaSession]:
     """Yield the sessions of files with one on each line, or with one formatted over several lines."""
     for path in paths:
-        found = list(lines([path]))
+        found = list(lines([path], "weka"))
         if len(found) > 1 and not found[0][1].rstrip().endswith(b"}"):
             found = [(path, b"".join(line for _, line in found))]
         yield from _decoded(found, decoder)
@@ -223,6 +217,12 @@ def _parquet(path: str) -> list[BasetenRow]:
         ) from None
     try:
         rows = parquet.read_table(path).to_pylist()
-        return [msgspec.convert(row, BasetenRow) for row in rows]
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from None
+    found: list[BasetenRow] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            found.append(msgspec.convert(row, BasetenRow))
+        except msgspec.ValidationError as error:
+            raise invalid_row(f"{path}: row {number}", row, error) from None
+    return found

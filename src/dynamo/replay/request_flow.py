@@ -159,8 +159,9 @@ class RequestFlow:
             flight.placed_ms = now_ms
         flight.worker, flight.slot = rank_id[0], worker.slot
         self._state.note(worker, now_ms)
-        ready_ms = self._transfer(flight, worker, now_ms) if is_remote else None
-        passed = worker.submit(flight, now_ms, ready_ms)
+        transfer_ms = self._transfer(flight, worker) if is_remote else None
+        passed = worker.submit(flight, now_ms, transfer_ms)
+        self.expect_transfers(worker, now_ms)
         self._wake(fleet, worker, passed, now_ms)
         if is_first:
             for due in self._state.load.begun(flight.session, flight.place, now_ms):
@@ -174,8 +175,8 @@ class RequestFlow:
         elif worker.doing is Doing.IDLE:
             self._state.push(now_ms, Happening.STEP_BEGINS, worker)
 
-    def _transfer(self, flight: Flight, to: SimulatedWorker, now_ms: float) -> float:
-        """Start the KV transfer to a decode worker; return the time at which it completes."""
+    def _transfer(self, flight: Flight, to: SimulatedWorker) -> float:
+        """Return the duration of the KV transfer to a decode worker."""
         tokens = flight.turn.input_tokens + flight.migrated_tokens
         rules = self._state.exit.plan.limits.transfer
         if rules.only_missing and flight.names is not None:
@@ -184,9 +185,14 @@ class RequestFlow:
         takes_ms = rules.transfer_ms(tokens)
         self._state.outcome.transfers += 1
         self._state.outcome.transfer_ms += takes_ms
-        self._state.push(now_ms + takes_ms, Happening.LET_GO, self._state.computed.pop(flight.key))
+        self._state.transfers[flight.key] = self._state.computed.pop(flight.key)
         flight.is_transferred = True
-        return now_ms + takes_ms
+        return takes_ms
+
+    def expect_transfers(self, worker: SimulatedWorker, now_ms: float) -> None:
+        """Schedule the release of prompts on their prefill workers at the end of their transfers to a worker."""
+        for key, ready_ms in worker.arrivals():
+            self._state.push(max(now_ms, ready_ms), Happening.LET_GO, self._state.transfers.pop(key))
 
     def let_go(self, transfer: CompletedTransfer, now_ms: float) -> None:
         """Release a computed prompt on its prefill worker."""

@@ -12,6 +12,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.names import Namer
 from dynamo.replay.outcome import RunOutcome
+from dynamo.replay.trace_lines import invalid_line
 from dynamo.serving.request_trace.rows import SCHEMA, AgentContext, Replay, RequestEnd, TraceRow, Worker
 
 
@@ -61,7 +62,7 @@ def row_of(place: str, line: bytes) -> TraceRow:
         try:
             row = LINE.decode(line).event
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            raise invalid_line(place, line, error) from None
     if row.schema not in {None, SCHEMA}:
         raise ConfigError(f"{place}: schema {row.schema}: expected {SCHEMA}")
     return row

@@ -27,6 +27,7 @@ class StepFlow:
             return
         self._state.note(worker, now_ms)
         if worker.begin(now_ms):
+            self._flow.expect_transfers(worker, now_ms)
             self._state.push(worker.until_ms, Happening.STEP_ENDS, (worker, worker.turn))
             if worker.real_steps % CHECK_STEPS == 0:
                 worker.simulation.validate()

@@ -6,6 +6,7 @@ idle ── arrive ──▶ stepping ──▶ stepping ─ … ─▶ coasting
 """
 
 import enum
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -63,6 +64,8 @@ class SimulatedWorker:
     real_steps: int = field(init=False, default=0)
     begun: dict[SimulatedSequence[Flight], float] = field(init=False, default_factory=dict)
     """Sequences without a decode step since their prompt was computed, and the time of that."""
+    arriving: dict[str, SimulatedSequence[Flight]] = field(init=False, default_factory=dict)
+    """Sequences whose prompts are transferred to this worker and whose arrival time is not known yet."""
     decoded_ms: float = field(init=False, default=0.0)
     """End of the last decode step."""
     noted_ms: float = field(init=False, default=0.0)
@@ -119,10 +122,11 @@ class SimulatedWorker:
             return None, self._skip(len(self._ends))
         return None, None
 
-    def submit(self, flight: Flight, now_ms: float, ready_ms: float | None = None) -> CompletedSteps | None:
+    def submit(self, flight: Flight, now_ms: float, transfer_ms: float | None = None) -> CompletedSteps | None:
         """Add a request and interrupt coasting (`turn` and `until_ms` change); return the steps that were completed.
 
-        `ready_ms`: arrival time of the blocks of a prompt that another worker computed.
+        `transfer_ms`: duration of the transfer of a prompt that another worker computed. It begins now on SGLang, which has
+        reserved the blocks before, and otherwise at the step that reserves them.
         """
         passed = self.interrupt(now_ms)
         names, turn = flight.names, flight.turn
@@ -133,12 +137,25 @@ class SimulatedWorker:
             1 if flight.is_prefilling else turn.output_tokens - flight.migrated_tokens,
             now_ms,
             named=(names.packed, list(names.sequence_hashes)),
-            is_remote=ready_ms is not None,
+            is_remote=transfer_ms is not None,
             stays=flight.is_prefilling,
         )
-        if ready_ms is not None:
-            self.simulation.arrive(sequence, ready_ms)
+        if transfer_ms is not None:
+            if self.limits.engine_type == "sglang":
+                self.simulation.arrive(sequence, now_ms + transfer_ms)
+            else:
+                self.simulation.transfer(sequence, transfer_ms)
+            self.arriving[flight.key] = sequence
         return passed
+
+    def arrivals(self) -> list[tuple[str, float]]:
+        """Return the requests whose transfers have begun since the last call, and the times at which they end."""
+        if not self.arriving:
+            return []
+        known = [(key, one.ready_ms) for key, one in self.arriving.items() if one.ready_ms < math.inf]
+        for key, _ in known:
+            del self.arriving[key]
+        return known
 
     def fail(self, now_ms: float) -> list[Flight]:
         """Remove all requests after a failure and return them, with the number of their generated tokens updated."""

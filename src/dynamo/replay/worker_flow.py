@@ -47,6 +47,8 @@ class WorkerFlow:
             flight.migrations += 1
             self._state.outcome.migrations += 1
             flight.is_transferred = False
+            if flight.key in self._state.transfers:  # The failed worker had not reserved blocks for it.
+                self._flow.let_go(self._state.transfers.pop(flight.key), now_ms)
             self._flow.begin(flight, now_ms)
         self._flow.admit(fleet, now_ms)
 

@@ -53,7 +53,12 @@ class Browser:
         self.driver.quit()
 
     def view(self, path: str, *, size: tuple[int, int] = DESKTOP, theme: str = "light") -> None:
-        """Open a view as a new page, in a size and a color theme."""
+        """Open a view of the console as a new page, in a size and a color theme."""
+        self.open(f"{self._url}/console/#/{path}", size=size, theme=theme)
+        self.until(lambda: self.one("main h1"), f"the view {path} has no title")
+
+    def open(self, url: str, *, size: tuple[int, int] = DESKTOP, theme: str = "light") -> None:
+        """Open an address as a new page, in a size and a color theme."""
         width, height = size
         command = self.driver.execute_cdp_cmd
         command(
@@ -62,8 +67,7 @@ class Browser:
         )
         command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
         self.driver.get("about:blank")
-        self.driver.get(f"{self._url}/console/#/{path}")
-        self.until(lambda: self.one("main h1"), f"the view {path} has no title")
+        self.driver.get(url)
 
     def one(self, selector: str) -> WebElement | None:
         """Return the first element, None without one."""

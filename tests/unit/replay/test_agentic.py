@@ -12,7 +12,7 @@ from dynamo.replay.agentic_trace import plays_of, trajectories_of
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.scenario import Scenario
-from dynamo.replay.trace import lines
+from dynamo.replay.trace_lines import lines
 
 
 def turn(name: str, at_ms: float | None = None) -> Turn:

@@ -23,7 +23,7 @@ def test_heat_map_is_darkest_where_the_value_is_highest_and_empty_where_it_is_ze
     assert text.count("<rect") == 2
     assert "fill-opacity=1.00" in text
     assert "fill-opacity=0.50" in text
-    assert "darkest: 4 requests" in text
+    assert "up to 4 requests" in text
 
 
 def test_heat_map_of_many_workers_names_some_of_them() -> None:

@@ -41,10 +41,20 @@ def test_failed_burstgpt_requests_are_omitted(tmp_path: Path) -> None:
 def test_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     source = tmp_path / "x.csv"
     source.write_text(text)
-    with pytest.raises(ConfigError, match="line 2"):
+    with pytest.raises(ConfigError, match=r"x\.csv:2: "):
         main([f"--input-file={source}"])
 
 
 def test_missing_input_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.csv"):
         main(["--input-file=nowhere.csv"])
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "many", "", "1e99"])
+def test_invalid_number_of_tokens_is_named_with_what_is_allowed(tmp_path: Path, value: str) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n0,5,5\n1,{value},5\n")
+    with pytest.raises(
+        ConfigError, match=rf"a\.csv:3: ContextTokens is '{value}': must be a number from 0 to 100000000"
+    ):
+        main([f"--input-file={source}"])

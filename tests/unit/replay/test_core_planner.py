@@ -69,7 +69,7 @@ def test_summary_has_gpu_hours_goodput_per_gpu_and_events() -> None:
 def test_page_lists_decisions_with_their_reasons() -> None:
     outcome = run(FORECAST)
     text = page({"run": outcome}, {"run": summary_of(outcome, rows_of(outcome.flights))})
-    assert "run: decisions" in text
+    assert "Decisions of run" in text
     assert "demand and backlog over" in text
 
 

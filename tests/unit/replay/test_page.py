@@ -30,12 +30,12 @@ def test_page_marks_failures_restarts_and_scaling_decisions(tmp_path: Path) -> N
     assert "worker 1 fails" in text
     assert "worker 0 is restarted" in text
     assert "aggregated: 3 to 5 workers" in text
-    assert "3 failures, restarts and scaling decisions" in text
+    assert "Failures, restarts and scaling decisions (vertical lines): 3" in text
 
 
 def test_page_shows_workers_as_a_map_and_fits_a_phone(tmp_path: Path) -> None:
     text = page_of(tmp_path)
-    assert "running and waiting requests, by worker" in text
+    assert "Requests by worker" in text
     assert "<rect" in text
     assert "width=device-width,initial-scale=1" in text
     assert "overflow-x:auto" in text
@@ -49,4 +49,22 @@ def test_page_plots_the_routers_queue(tmp_path: Path) -> None:
     )
     title = "Waiting requests in the router&#x27;s queue"
     assert title in quiet
-    assert quiet.split(title)[1].split("</section>")[0] != queued.split(title)[1].split("</section>")[0]
+    assert quiet.split(title)[2].split("</section>")[0] != queued.split(title)[2].split("</section>")[0]
+
+
+def test_page_of_a_disaggregated_cluster_separates_the_roles(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    main([*LOAD[:-1], "--num-prefill-workers=1", "--num-decode-workers=2", f"--report-html={path}"])
+    text = path.read_text()
+    assert "Requests by worker (P prefill, D decode)" in text
+    assert [f">{name}</text>" in text for name in ("P0", "D1", "D2")] == [True] * 3
+    assert "round_robin: prefill</span>" in text
+    assert "round_robin: decode</span>" in text
+
+
+def test_page_of_a_comparison_marks_a_failure_once_in_every_plot(tmp_path: Path) -> None:
+    text = page_of(tmp_path, "--router-mode=kv", "--compare=round_robin", "--fail=1@2+1")
+    assert "<dd>kv, round_robin" in text
+    assert "<td>all runs<td>2.0 s<td class=words" in text
+    plots, maps = 6, 4
+    assert text.count("<title>worker 1 fails</title>") == plots + maps

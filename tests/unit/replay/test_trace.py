@@ -32,7 +32,7 @@ def test_rows_of_one_session_are_turns_and_alternative_field_names_are_accepted(
         '{"input_tokens": 20, "output_tokens": 6, "hash_ids": [0], "session_id": "a", "delay": 250}',
     )
     (session,) = read([path])
-    assert [turn.at_ms for turn in session.turns] == [7, None]
+    assert [turn.at_ms for turn in session.turns] == [0, None]
     assert session.turns[1].delay_ms == 250
 
 
@@ -58,6 +58,18 @@ def test_gzip_trace_is_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n'))
     assert len(read([str(path)])) == 1
+
+
+def test_times_begin_at_zero_and_may_be_unordered_and_negative_as_in_the_released_replay(tmp_path: Path) -> None:
+    row = '{{"timestamp": {}, "input_length": 9, "output_length": 5, "hash_ids": [0]}}'
+    found = read([write(tmp_path / "t.jsonl", row.format(3000), row.format(-5), row.format(1000))])
+    assert [session.turns[0].at_ms for session in found] == [3005, 0, 1005]
+
+
+def test_turns_of_a_session_must_be_in_the_order_of_time(tmp_path: Path) -> None:
+    row = '{{"session_id": "a", "timestamp": {}, "input_length": 9, "output_length": 5, "hash_ids": [0]}}'
+    with pytest.raises(ConfigError, match=r"t\.jsonl:2: timestamp is 500: must be 1000 or more"):
+        read([write(tmp_path / "t.jsonl", row.format(1000), row.format(500))])
 
 
 @pytest.mark.parametrize("line", ["{", '{"timestamp": 0}', '{"input_length": "x", "output_length": 1}'])

@@ -87,6 +87,12 @@ class Batching(RankState[Owner], abc.ABC):
         self._is_steady = False
         sequence.ready_ms = ready_ms
 
+    def transfer(self, sequence: SimulatedSequence[Owner], transfer_ms: float) -> None:
+        """Set the duration of the transfer of a remote prompt, which begins when its blocks are reserved."""
+        assert sequence.is_remote, "the sequence is not remote"
+        self._is_steady = False
+        sequence.transfer_ms = transfer_ms
+
     def let_go(self, sequence: SimulatedSequence[Owner]) -> None:
         """Release the blocks of a finished sequence that was submitted with `stays`."""
         sequence.stays = False
@@ -253,6 +259,8 @@ class Batching(RankState[Owner], abc.ABC):
 
     def _let_in(self, step: int) -> list[SimulatedSequence[Owner]]:
         """Schedule loaded sequences: return remote ones with a complete prompt; others compute the rest of it first."""
+        if self.waiting and self.waiting[0].transfer_ms == 0.0:  # Reserved and scheduled in the same step.
+            self._admit(0, is_alone=True, only_remote=True)
         if not (self.loading or self.loaded):
             return []
         for sequence in [one for one in self.loading if one.ready_ms <= self.now_ms]:
@@ -312,7 +320,7 @@ class Batching(RankState[Owner], abc.ABC):
         sequence.state = SequenceState.PREFILLING
         return sequence
 
-    def _admit(self, budget: int, *, is_alone: bool) -> SimulatedSequence[Owner] | None:
+    def _admit(self, budget: int, *, is_alone: bool, only_remote: bool = False) -> SimulatedSequence[Owner] | None:
         """Admit the oldest waiting sequence for which enough blocks are free; None if there is none.
 
         Without chunked prefill, a prompt longer than the budget is prefilled alone; otherwise it would wait forever.
@@ -320,6 +328,8 @@ class Batching(RankState[Owner], abc.ABC):
         """
         while self.waiting:
             sequence = self.waiting[0]
+            if only_remote and not sequence.is_remote:
+                return None
             hits = self._hits(sequence)
             onboarded = self._host_hits(sequence, hits)
             cached_tokens = (hits + onboarded) * self.limits.block_tokens
@@ -345,6 +355,8 @@ class Batching(RankState[Owner], abc.ABC):
                 sequence.ready_ms = self.host.fetch(sequence.hashes[hits : hits + onboarded], self.now_ms)
             elif sequence.is_remote:
                 sequence.computed = sequence.length - 1
+                if sequence.transfer_ms is not None:
+                    sequence.ready_ms = self.now_ms + sequence.transfer_ms
             if not onboarded and not sequence.is_remote:
                 sequence.state = SequenceState.PREFILLING
                 return sequence

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynamo.mocker.simulation.eviction import LongestIdle, MultiLru, idle_blocks
+from dynamo.mocker.simulation.eviction import LastUsed, LongestIdle, MultiLru, idle_blocks
 from dynamo.mocker.simulation.rules import EvictionName
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 from dynamo.tokens.hashing import packed_hashes, unpacked_hashes
@@ -47,11 +47,18 @@ class SimulatedBlockPool:
         self.private = 0
         self.active: dict[int, int] = {}
         """Sequence hash → number of sequences that hold the block, at least one."""
-        self.inactive: LongestIdle | MultiLru = idle_blocks(eviction, capacity)
+        self.inactive: LongestIdle | MultiLru | LastUsed = idle_blocks(eviction, capacity)
         """Readable blocks without holders."""
         self._is_prefix_closed = isinstance(self.inactive, LongestIdle)
         """Whether eviction in order of idleness keeps every readable block's parent readable."""
         self._changes: list[Change] = []
+
+    def evict_by_use(self) -> LastUsed:
+        """Evict blocks in the order of their recorded uses from now on; return the record. The pool must be empty."""
+        assert not self.inactive, "the pool has blocks"
+        self.inactive = found = LastUsed()
+        self._is_prefix_closed = True
+        return found
 
     @property
     def used(self) -> int:

@@ -5,6 +5,8 @@ block that has been idle longest therefore never removes the parent of a cached 
 only, and *LRU*, which considers time only, give the same order here and share one implementation.
 """
 
+import heapq
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -132,6 +134,58 @@ class MultiLru:
         block_hash = level.popitem(last=False)[0]
         del self._level_of[block_hash]
         return block_hash
+
+
+class LastUsed:
+    """Eviction of the block whose last use is the longest ago, as recorded by `use`, instead of the longest idle one.
+
+    A block must be recorded with every sequence that holds it, so that it is never older than the blocks that continue it.
+    """
+
+    def __init__(self) -> None:
+        self._used_at: dict[int, float] = {}
+        """Last use of idle blocks, and of those in use that were recorded."""
+        self._entry: dict[int, int] = {}
+        """Number of the heap's valid entry of each idle block."""
+        self._heap: list[tuple[float, int, int]] = []
+        self._count = itertools.count()
+
+    def __contains__(self, block_hash: object) -> bool:
+        return block_hash in self._entry
+
+    def __len__(self) -> int:
+        return len(self._entry)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entry)
+
+    def __setitem__(self, block_hash: int, nothing: None) -> None:
+        number = self._entry[block_hash] = next(self._count)
+        heapq.heappush(self._heap, (self._used_at.setdefault(block_hash, 0.0), number, block_hash))
+
+    def __delitem__(self, block_hash: int) -> None:
+        del self._entry[block_hash]
+
+    def use(self, hashes: Sequence[int], at: float) -> None:
+        """Record the time at which a sequence last used its blocks."""
+        used_at = self._used_at
+        for block_hash in hashes:
+            used_at[block_hash] = max(at, used_at.get(block_hash, at))
+
+    def add_all(self, hashes: Sequence[int]) -> None:
+        """Add blocks that became idle, in that order."""
+        for block_hash in hashes:
+            self[block_hash] = None
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return the next blocks to evict."""
+        found: list[int] = []
+        while len(found) < count:
+            _, number, block_hash = heapq.heappop(self._heap)
+            if self._entry.get(block_hash) == number:  # Otherwise the block was in use in between.
+                del self._entry[block_hash], self._used_at[block_hash]
+                found.append(block_hash)
+        return found
 
 
 def idle_blocks(name: EvictionName, capacity: int) -> LongestIdle | MultiLru:

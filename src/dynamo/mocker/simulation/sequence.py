@@ -53,6 +53,8 @@ class SimulatedSequence(Generic[Owner]):
     """Whether the blocks are held after the end of the sequence, until `let_go`."""
     ready_ms: float = 0.0
     """Time at which the blocks that are being copied arrive."""
+    transfer_ms: float | None = None
+    """Duration of the transfer of a remote prompt, which begins when its blocks are reserved; None: `ready_ms` is set otherwise."""
     cached_tokens: int = 0
     """Prompt tokens that were cached at the first admission."""
     packed: bytes = b""
@@ -63,6 +65,8 @@ class SimulatedSequence(Generic[Owner]):
     """Number of `hashes` that the sequence holds in the pool."""
     private: int = 0
     """Number of uncommitted blocks that the sequence holds."""
+    prompted_at: float = 0.0
+    """Decode step before which the prompt was computed, where eviction depends on it."""
     first_token_ms: float = -1.0
     finished_ms: float = -1.0
     last_token: int = -1

@@ -4,13 +4,15 @@
               └▶ otherwise a token for every decoding sequence; without enough free blocks, the sequences with the
                  fewest generated tokens are retracted and the estimate is corrected
 
-The cache is a radix tree of pages: prompts are inserted when they are computed, answers when they are complete.
+The cache is a radix tree of pages: prompts are inserted when they are computed, answers when they are complete. A page's last
+use, which determines eviction, is the completion of the last page of a sequence that contains it, not the end of the sequence.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from dynamo.mocker.simulation.batching import Batching
+from dynamo.mocker.simulation.eviction import LastUsed
 from dynamo.mocker.simulation.sequence import Owner, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.protocols.load import ScheduledRequests
@@ -31,9 +33,14 @@ class SglangSimulation(Batching[Owner]):
     _computed: list[SimulatedSequence[Owner]] = field(init=False, default_factory=list)
     """Sequences whose prompts are computed in this step."""
 
+    _uses: LastUsed | None = field(init=False, default=None)
+    """Last uses of pages; None for another eviction policy."""
+
     def __post_init__(self) -> None:
         Batching.__post_init__(self)
         self.ratio = self._first_ratio
+        if self.limits.eviction == "lineage":
+            self._uses = self.pool.evict_by_use()
 
     def step(self, now_ms: float) -> StepResult[Owner]:
         """Execute one forward pass that begins at `now_ms`: either prefill or decode."""
@@ -72,6 +79,7 @@ class SglangSimulation(Batching[Owner]):
         complete = self._prefill(budget, 0, scheduled)
         for sequence in self._computed:
             self._settle(sequence, sequence.computed)
+            sequence.prompted_at = self.steps - 0.5
         self._computed.clear()
         return complete
 
@@ -97,6 +105,31 @@ class SglangSimulation(Batching[Owner]):
             tokens += min(self.partial.max_tokens, clip) * self.ratio
         own = min(sequence.max_tokens - sequence.generated, clip)
         return self.blocks_of(int(tokens) + own)
+
+    # Last uses of pages, in decode steps; prefill lies between two of them.
+
+    def _start_decoding(self, sequence: SimulatedSequence[Owner], step: int) -> None:
+        Batching._start_decoding(self, sequence, step)
+        sequence.prompted_at = self.steps - 0.5
+
+    def _finish(self, sequence: SimulatedSequence[Owner], now_ms: float) -> None:
+        tokens = len(sequence.prompt) + sequence.max_tokens
+        if self.blocks_of(tokens) <= sequence.committed + sequence.private:
+            self._settle(
+                sequence, tokens
+            )  # The last token counts, although it is not computed, if its page is allocated.
+        Batching._finish(self, sequence, now_ms)
+
+    def _release(self, sequence: SimulatedSequence[Owner]) -> None:
+        if self._uses is not None and sequence.committed:
+            self._uses.use(sequence.hashes[: sequence.committed], self._last_use(sequence))
+        Batching._release(self, sequence)
+
+    def _last_use(self, sequence: SimulatedSequence[Owner]) -> float:
+        """Return the decode step that completed the last page of a sequence."""
+        prompt, size = len(sequence.prompt), self.limits.block_tokens
+        answered = (prompt + self.generated_tokens(sequence)) // size * size - prompt
+        return max(sequence.prompted_at, float(sequence.birth + answered - 1) if answered > 0 else 0.0)
 
     # Decode.
 

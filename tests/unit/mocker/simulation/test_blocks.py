@@ -100,3 +100,37 @@ def test_blocks_shared_by_two_sequences_stay_active_when_one_is_released() -> No
     assert pool.active == {1: 1, 2: 1}
     assert list(pool.inactive) == [4, 3], "the last block becomes idle first"
     pool.validate()
+
+
+def test_blocks_are_evicted_in_the_order_of_their_last_uses_and_parents_after_the_blocks_that_continue_them() -> None:
+    pool = SimulatedBlockPool(6)
+    uses = pool.evict_by_use()
+    first, second = [1, 2, 3], [1, 4, 5]
+    for hashes in (first, second):
+        held = pool.match(hashes)
+        pool.acquire(hashes[:held])
+        assert pool.take(3 - held)
+        pool.commit(hashes[held - 1] if held else None, hashes[held:], packed_hashes(hashes[held:]))
+    uses.use(second, 5.0)  # Ends first, and was used last.
+    pool.release(second, 0)
+    uses.use(first, 3.0)
+    pool.release(first, 0)
+    pool.validate()
+    assert pool.inactive.take(3) == [3, 2, 5]
+    assert pool.match([1, 4, 5]) == 2
+    assert pool.inactive.take(2) == [4, 1]
+    assert not pool.inactive
+
+
+def test_used_block_that_becomes_idle_again_is_evicted_by_its_new_use() -> None:
+    pool = SimulatedBlockPool(2)
+    uses = pool.evict_by_use()
+    for number in (1, 2):
+        assert pool.take(1)
+        pool.commit(None, [number], packed_hashes([number]))
+        uses.use([number], number)
+        pool.release([number], 0)
+    pool.acquire([1])
+    uses.use([1], 3.0)
+    pool.release([1], 0)
+    assert pool.inactive.take(2) == [2, 1]
