@@ -81,7 +81,8 @@ def terms(
     device = prompt.device.get(slot, 0)
     credit = weights.overlap_score_credit
     if weights.overlap_score_credit_decay and prompt.blocks:
-        excess = (load.prefill_tokens[slot] - least_prefill) / block_size / prompt.blocks
+        # Ranks that are not eligible may have less than the least; their cost is shown, but not used.
+        excess = positive((load.prefill_tokens[slot] - least_prefill) / block_size / prompt.blocks)
         credit /= 1 + weights.overlap_score_credit_decay * excess
     saved = credit * device
     saved += weights.host_cache_hit_weight * prompt.host.get(slot, 0)

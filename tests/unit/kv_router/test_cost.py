@@ -119,3 +119,11 @@ def test_cost_weights_can_be_overridden_by_a_request() -> None:
         CostWeights().overridden({"overlap_score_credit": "much"})
     with pytest.raises(InvalidArgument, match="router_temperature: must be at least 0, not -1"):
         CostWeights().overridden({"router_temperature": -1})
+
+
+def test_decay_of_the_credit_has_no_pole_for_a_rank_with_less_prefill_than_the_eligible_ones() -> None:
+    state = RankLoads([0, 2 * BLOCK], [0, 0], [0, 0])
+    requested = prompt(BLOCK, {0: 1, 1: 1})
+    weights = CostWeights(overlap_score_credit_decay=0.5)
+    found = terms(0, state, requested, weights, BLOCK, 2 * BLOCK)
+    assert found.saved == weights.overlap_score_credit

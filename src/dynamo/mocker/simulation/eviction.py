@@ -176,6 +176,10 @@ class LastUsed:
         """Add blocks that became idle, in that order."""
         for block_hash in hashes:
             self[block_hash] = None
+        if len(self._heap) > 2 * len(self._entry) + STALE_MAX:
+            entry = self._entry
+            self._heap = [one for one in self._heap if entry.get(one[2]) == one[1]]
+            heapq.heapify(self._heap)
 
     def take(self, count: int) -> list[int]:
         """Remove and return the next blocks to evict."""

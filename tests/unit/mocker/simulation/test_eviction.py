@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.mocker.simulation import eviction
-from dynamo.mocker.simulation.eviction import LongestIdle
+from dynamo.mocker.simulation.eviction import LastUsed, LongestIdle
 
 Acts = st.lists(st.tuples(st.sampled_from(["idle", "use", "take"]), st.lists(st.integers(0, 40), unique=True)))
 
@@ -40,4 +40,18 @@ def test_blocks_in_use_again_are_not_listed_without_bound(monkeypatch: pytest.Mo
             del idle[block_hash]
     idle.add_all([4])
     assert sum(len(hashes) for _, hashes in idle._batches) <= 14
+    assert idle.take(1) == [4]
+
+
+def test_last_use_decides_and_entries_of_blocks_in_use_again_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "STALE_MAX", 10)
+    idle = LastUsed()
+    for time in range(1000):
+        idle.use([1, 2, 3], time)
+        idle.add_all([1, 2, 3])
+        for block_hash in (1, 2, 3):
+            del idle[block_hash]
+    assert len(idle._heap) <= 13
+    idle.use([4], 5.0)
+    idle.add_all([1, 2, 3, 4])
     assert idle.take(1) == [4]
