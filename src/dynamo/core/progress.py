@@ -61,7 +61,7 @@ def activity(state: str, *, is_quiet: bool = False, stream: TextIO | None = None
     """Show a state and its duration while the block runs, and yield a function that changes the state.
 
     The line appears after `DELAY_S` on a terminal, by default that of the standard error, and is removed at the end. Elsewhere
-    each state that is current after `PLAIN_DELAY_S` is a line. Nothing is written with `is_quiet`, as for `--json`. A thread
+    the state is a line after `PLAIN_DELAY_S`, and again when it differs after the same time. Nothing is written with `is_quiet`, as for `--json`. A thread
     draws it, so that the block may wait in any call.
     """
     output = sys.stderr if stream is None else stream
@@ -74,12 +74,13 @@ def activity(state: str, *, is_quiet: bool = False, stream: TextIO | None = None
         yield change
         return
     line, ended = ProgressLine(output), threading.Event()
-    delay_s = DELAY_S if output.isatty() else PLAIN_DELAY_S
+    delay_s, redraw_s = (DELAY_S, REDRAW_S) if output.isatty() else (PLAIN_DELAY_S, PLAIN_DELAY_S)
 
     def draw() -> None:
         if ended.wait(delay_s):
             return
-        while not ended.wait(REDRAW_S):
+        line.show(current[0])
+        while not ended.wait(redraw_s):
             line.show(current[0])
         line.clear()
 

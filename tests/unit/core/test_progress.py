@@ -112,8 +112,7 @@ def test_activity_that_is_short_or_quiet_shows_nothing(monkeypatch: pytest.Monke
 
 
 def test_activity_away_from_a_terminal_is_a_line_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PLAIN_DELAY_S", 0.0)
-    monkeypatch.setattr(module, "REDRAW_S", 0.001)
+    monkeypatch.setattr(module, "PLAIN_DELAY_S", 0.001)
     stream = AwaitedLog()
     with activity("first", stream=stream) as show:
         assert stream.wait("first\n")

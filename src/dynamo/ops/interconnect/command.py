@@ -108,7 +108,7 @@ def graphs_of(recipe: str | None) -> list[SourcedObject]:
     path = Path(recipe or "")
     file = path / "deploy.yaml" if path.is_dir() else path
     if not recipe or not file.is_file():
-        raise ConfigError(f"RECIPE {recipe or ''}: expected a directory with deploy.yaml, or the file")
+        raise ConfigError(f"RECIPE {recipe or 'is missing'}: expected a directory with deploy.yaml, or the file")
     try:
         values = [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if isinstance(one, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
