@@ -141,7 +141,7 @@ def select(graphs: list[FoundGraph], name: str | None) -> FoundGraph:
         return named[0]
     known = ", ".join(dict.fromkeys(one.record.name for one in graphs)) or "none"
     if not graphs:
-        raise ConfigError(f"{name or 'NAME'}: dynamo serve has started no graph on this machine")
+        raise ConfigError(f"{name or 'NAME'}: there is no graph of dynamo serve on this machine")
     if not named:
         raise ConfigError(f"{name or 'NAME'}: no such graph of dynamo serve on this machine; known: {known}")
     if name is None:
