@@ -153,7 +153,7 @@ def test_graph_file_is_served_watched_and_stopped(machine: Machine) -> None:
     assert (stopped.returncode, stopped.stdout) == (0, "two-workers: stopped\n")
     assert machine.served[0].wait(DEADLINE_S) == 0
     assert machine.status() == (0, [])
-    assert "no such graph" in machine.run("stop").stderr
+    assert "there is no graph" in machine.run("stop").stderr
 
 
 def test_frontend_that_is_stuck_fails_the_status_and_logs_name_each_process(machine: Machine) -> None:

@@ -14,6 +14,7 @@ from dynamo.cli.log_follower import LogFollower
 from dynamo.cli.manifests import Manifest, in_order
 from dynamo.cli.object_status import SHORT_NAMES, ObjectReport, report_of, target_of
 from dynamo.core.errors import ConfigError
+from dynamo.core.progress import activity
 from dynamo.k8s.client import KubeClient, KubeRefused, KubeUnavailable
 from dynamo.k8s.kinds import CHECKPOINTS, EVENTS, GRAPH_REQUESTS, GRAPHS, PODS, SEGMENT, ObjectKind
 from dynamo.operator.reconcile.checkpoints import CHECKPOINT_ID
@@ -65,11 +66,13 @@ async def apply(manifests: Sequence[Manifest], namespace: str | None, *, is_forc
     failed = 0
     async with connected(namespace) as (client, default):
         for one in in_order(manifests):
-            kind = await kind_of(client, one)
-            where = namespace_of(one, kind, default)
-            before = await client.get(kind, one.name, where)
+            with activity(f"reading {one.label}"):
+                kind = await kind_of(client, one)
+                where = namespace_of(one, kind, default)
+                before = await client.get(kind, one.name, where)
             try:
-                after = await client.apply(kind, one.applied, where, manager=MANAGER, is_forced=is_forced)
+                with activity(f"applying {one.label}"):
+                    after = await client.apply(kind, one.applied, where, manager=MANAGER, is_forced=is_forced)
             except KubeRefused as error:
                 failed = 1
                 hint = "; use --force to take over the fields" if error.code == CONFLICT else ""
@@ -121,11 +124,13 @@ def _lines(value: KubeObject) -> list[str]:
 async def status(target: str, namespace: str | None, *, is_repeated: bool) -> int:
     """Print the state of an object, repeatedly until it is ready or final. Return 0 if it is ready, otherwise 1."""
     async with connected(namespace) as (client, where):
-        kind, name = await found(client, target, where)
+        with activity(f"reading {target} in namespace {where}"):
+            kind, name = await found(client, target, where)
         is_first = True
         while True:
             try:
-                report = await _report(client, kind, name, where)
+                with activity(f"reading {target} in namespace {where}"):
+                    report = await _report(client, kind, name, where)
             except KubeUnavailable as error:
                 if not is_repeated or is_first:
                     raise

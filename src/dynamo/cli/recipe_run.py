@@ -4,7 +4,7 @@ import asyncio
 import enum
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo.cli.cluster import MANAGER, connected, kind_of, namespace_of
 from dynamo.cli.manifests import Manifest, in_order
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.progress import activity
 from dynamo.k8s.client import KubeClient, KubeRefused
 from dynamo.k8s.kinds import GRAPHS, JOBS, PODS
 from dynamo.operator.validation.facts import part
@@ -80,6 +81,13 @@ def as_text(steps: Sequence[RunStep]) -> str:
     return "\n".join(f"{number}. {step.text}" for number, step in enumerate(steps, 1))
 
 
+def job_state(job: dict[str, Any]) -> str:
+    """Return the numbers of active and failed pods of a job in words. Pure."""
+    status = part(job, "status")
+    failures = status.get("failed")
+    return f"{status.get('active') or 0} active pods" + (f", {failures} failed" if failures else "")
+
+
 class RecipeRun:
     """One run: the cluster, the time limits, and the results so far."""
 
@@ -88,15 +96,17 @@ class RecipeRun:
         self._namespace = namespace
         self._config = config
         self._output = output
+        self._show: Callable[[str], None] = lambda _: None
         self.rows: list[CheckRow] = []
 
     async def step(self, step: RunStep, files: RecipeFiles) -> None:
         """Carry out one step and add its row."""
         started = time.monotonic()
-        try:
-            row = await self._carry_out(step, files)
-        except KubeRefused as error:
-            row = failed(step.kind.value, f"{step.text}: {error}", "correct the object or the permissions")
+        with activity(step.text) as self._show:
+            try:
+                row = await self._carry_out(step, files)
+            except KubeRefused as error:
+                row = failed(step.kind.value, f"{step.text}: {error}", "correct the object or the permissions")
         self.rows.append(row)
         print(f"{row.status.value}  {row.check}  {row.evidence} ({time.monotonic() - started:.0f} s)", flush=True)
         if row.remedy:
@@ -136,6 +146,7 @@ class RecipeRun:
                 for one in part(found, "status").get("conditions") or ()
                 if one.get("status") == "True"
             }
+            self._show(f"waiting for {check}: {job_state(found)}")
             if "Complete" in conditions:
                 return passed(check, "complete")
             if "Failed" in conditions:
@@ -156,6 +167,7 @@ class RecipeRun:
             found = await self._client.get(GRAPHS, graph.name, where) or {}
             state = str(part(found, "status").get("state") or "unknown")
             is_current = part(found, "status").get("observedGeneration") == part(found, "metadata").get("generation")
+            self._show(f"waiting for {check}: state {state}")
             if state == "successful" and is_current:
                 return passed(check, "ready")
             if state == "failed" and is_current:

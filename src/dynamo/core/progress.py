@@ -10,6 +10,7 @@ from typing import TextIO
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 DELAY_S = 1.0  # An operation that ends earlier shows nothing.
+PLAIN_DELAY_S = 2.0  # The same for output that is not a terminal.
 REDRAW_S = 0.1
 COLUMNS = 80  # Of a terminal that does not report its size.
 
@@ -59,8 +60,9 @@ class ProgressLine:
 def activity(state: str, *, is_quiet: bool = False, stream: TextIO | None = None) -> Iterator[Callable[[str], None]]:
     """Show a state and its duration while the block runs, and yield a function that changes the state.
 
-    The line appears after `DELAY_S` on a terminal, by default that of the standard error, and is removed at the end. Nothing
-    is written elsewhere, or with `is_quiet`, as for `--json`. A thread draws it, so that the block may wait in any call.
+    The line appears after `DELAY_S` on a terminal, by default that of the standard error, and is removed at the end. Elsewhere
+    the state is a line after `PLAIN_DELAY_S`, and again when it differs after the same time. Nothing is written with `is_quiet`, as for `--json`. A thread
+    draws it, so that the block may wait in any call.
     """
     output = sys.stderr if stream is None else stream
     current = [state]
@@ -68,15 +70,17 @@ def activity(state: str, *, is_quiet: bool = False, stream: TextIO | None = None
     def change(text: str) -> None:
         current[0] = text
 
-    if is_quiet or not output.isatty():
+    if is_quiet:
         yield change
         return
     line, ended = ProgressLine(output), threading.Event()
+    delay_s, redraw_s = (DELAY_S, REDRAW_S) if output.isatty() else (PLAIN_DELAY_S, PLAIN_DELAY_S)
 
     def draw() -> None:
-        if ended.wait(DELAY_S):
+        if ended.wait(delay_s):
             return
-        while not ended.wait(REDRAW_S):
+        line.show(current[0])
+        while not ended.wait(redraw_s):
             line.show(current[0])
         line.clear()
 

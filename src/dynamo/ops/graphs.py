@@ -140,6 +140,8 @@ def select(graphs: list[FoundGraph], name: str | None) -> FoundGraph:
     if named and not running and (name is not None or len(named) == 1):
         return named[0]
     known = ", ".join(dict.fromkeys(one.record.name for one in graphs)) or "none"
+    if not graphs:
+        raise ConfigError(f"{name or 'NAME'}: there is no graph of dynamo serve on this machine")
     if not named:
         raise ConfigError(f"{name or 'NAME'}: no such graph of dynamo serve on this machine; known: {known}")
     if name is None:

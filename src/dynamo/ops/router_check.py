@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
+from dynamo.core.progress import activity
 from dynamo.http.client import ChatClient, environment_key
 from dynamo.ops.doctor.command import print_report
 from dynamo.ops.report import CheckRow, exit_status, failed, passed
@@ -42,19 +43,21 @@ class RouterCheckConfig:
 def check(argv: Sequence[str], prog: str = "dynamo router check") -> int:
     """Run the checks; return 1 if one fails. Raise `ConfigError` for wrong options."""
     config = load(RouterCheckConfig, argv, prog=prog)
-    rows = rows_of_router(config)
+    with activity(f"listing the models of {config.base_url}", is_quiet=config.json) as show:
+        rows = rows_of_router(config, show)
     print_report(rows, is_json=config.json)
     return exit_status(rows)
 
 
-def rows_of_router(config: RouterCheckConfig) -> list[CheckRow]:
-    """Return the rows of a running frontend; those after a failure are left out."""
+def rows_of_router(config: RouterCheckConfig, show: Callable[[str], None]) -> list[CheckRow]:
+    """Return the rows of a running frontend, and show what is being checked; rows after a failure are left out."""
     client = ChatClient(config.base_url, timeout_s=config.timeout_s, verify=False, key=environment_key())
     models, row = listed_models(client, config)
     rows = [row]
     if not models:
         return rows
     if config.mode != DIRECT:  # A direct router refuses a request that names no worker.
+        show("waiting for the response to one chat request")
         result = chat_once(config.base_url, prefer=[config.model or ""], timeout_s=config.timeout_s)
         if not result.is_success:
             return [*rows, failed("chat", result.error, "run: dynamo troubleshoot")]
@@ -62,6 +65,7 @@ def rows_of_router(config: RouterCheckConfig) -> list[CheckRow]:
         rows.append(passed("chat", text))
     if config.mode is None:
         return rows
+    show(f"sending small requests that show whether the mode is {config.mode}")
     try:
         found = {
             str(one["instance_id"]): str(one.get("device_type") or "")

@@ -2,15 +2,22 @@
 
 import json
 import os
+import re
 import signal
+import sys
 import threading
 import urllib.error
 import urllib.request
+import venv
 from pathlib import Path
 
 import pytest
+from benchmarks.ports import free_port
+from tests.cluster.etcd import EtcdCluster
 from tests.cluster.processes import ProcessGroup
 from tests.integration.ops.test_troubleshoot import PYTHON, WORKER, Findings, Frontend, group
+
+from dynamo.ops.local_graph import local_processes, variables_of
 
 pytestmark = pytest.mark.integration
 
@@ -89,3 +96,62 @@ def test_open_files_that_run_out_are_named(group: ProcessGroup) -> None:
     assert process.wait(60) != 0
     findings = Findings(group.folder, "--logs", str(group.folder))
     assert "open-files" in findings.found, group.logs()
+
+
+def test_etcd_that_is_lost_while_a_graph_runs_is_named(group: ProcessGroup) -> None:
+    with EtcdCluster(group.folder) as etcd:
+        variables = {"ETCD_ENDPOINTS": etcd.wait().endpoints, "DYN_DISCOVERY_BACKEND": "etcd"}
+        frontend = Frontend(group, **variables)
+        group.start("worker", [*PYTHON, *WORKER], variables)
+        frontend.wait_listed()
+        before = found(group, frontend)
+        etcd.members[0].kill()
+        group.wait_until(lambda: "etcd" in (group.folder / "worker.log").read_text(), "the worker noticed nothing")
+        findings = found(group, frontend)
+    assert "etcd-down" not in before.found
+    assert findings.status == 1
+    assert "logs/worker.log" in findings.evidence("etcd-down")
+    assert complete(frontend) == 200, "requests are served from the last view"
+
+
+def test_decode_workers_without_prefill_workers_are_named(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    group.start("worker", [*PYTHON, *WORKER, "--disaggregation-mode", "decode"])
+    group.wait_until(lambda: model_records(group.folder), "the worker did not register")
+    findings = found(group, frontend)
+    assert findings.status == 1
+    assert "decode workers only, no prefill worker" in findings.evidence("missing-peer-role")
+
+
+def test_process_that_ends_again_and_again_reaches_the_limit_of_restarts(group: ProcessGroup) -> None:
+    variables = {"TMPDIR": str(group.folder), "DYN_FILE_KV": ""}
+    serve = [*PYTHON, "dynamo.cli", "serve", "--engine", "mocker", "--http-port", str(free_port())]
+    graph = group.start("serve", serve, variables)
+    group.wait_until(lambda: "Press Ctrl-C" in group.logs(), "the graph did not start")
+    killed: set[int] = set()
+
+    def kill_worker() -> bool:
+        for process in local_processes():
+            is_own = str(group.folder) in variables_of(process.pid).get("DYN_FILE_KV", "")
+            if process.module == "dynamo.mocker" and is_own and process.pid not in killed:
+                killed.add(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+        return graph.poll() is not None
+
+    group.wait_until(kill_worker, "the graph did not end")
+    findings = Findings(group.folder, "--logs", str(group.folder))
+    assert (graph.returncode, findings.status) == (1, 1)
+    assert re.search(r"worker-1 was killed by SIGKILL, the \dth time within", findings.evidence("restart-limit"))
+
+
+def test_worker_of_another_release_is_named(group: ProcessGroup) -> None:
+    frontend = Frontend(group)
+    other = group.folder / "other"
+    venv.create(other, symlinks=True)
+    (packages,) = other.glob("lib/python3*/site-packages")
+    (packages / "dynamo_serve-0.0.1.dist-info").mkdir()
+    paths = [str(Path(one).resolve()) for one in sys.path if one]
+    (packages / "release.pth").write_text("".join(f"import site; site.addsitedir({one!r})\n" for one in paths))
+    group.start("worker", [str(other / "bin" / "python"), "-m", *WORKER])
+    frontend.wait_listed()
+    assert "release 0.0.1" in found(group, frontend).evidence("version-skew")

@@ -1,6 +1,7 @@
 """Progress: a rewritten line on a terminal, plain lines in a log."""
 
 import io
+import queue
 import threading
 import time
 
@@ -71,6 +72,22 @@ class Awaited(Terminal):
         return super().write(text)
 
 
+class AwaitedLog(io.StringIO):
+    """Output that is no terminal, and whose lines can be awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str] = queue.Queue()
+
+    def write(self, text: str) -> int:
+        self._lines.put(text)
+        return super().write(text)
+
+    def wait(self, line: str) -> bool:
+        """Return whether the next line is this one, within 10 seconds."""
+        return self._lines.get(timeout=10) == line
+
+
 def test_activity_shows_its_latest_state_and_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY_S", 0.0)
     monkeypatch.setattr(module, "REDRAW_S", 0.001)
@@ -81,11 +98,24 @@ def test_activity_shows_its_latest_state_and_is_cleared(monkeypatch: pytest.Monk
     assert stream.getvalue().endswith("\r\x1b[2K")
 
 
-def test_activity_that_is_short_quiet_or_not_on_a_terminal_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_that_is_short_or_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Terminal(), Terminal(), io.StringIO()
-    with activity("short", stream=streams[0]), activity("json", is_quiet=True, stream=streams[1]):
-        pass
+    for stream in streams:
+        with activity("short", stream=stream):
+            pass
     monkeypatch.setattr(module, "DELAY_S", 0.0)
-    with activity("piped", stream=streams[2]), activity("json", is_quiet=True, stream=streams[1]):
-        pass
+    monkeypatch.setattr(module, "PLAIN_DELAY_S", 0.0)
+    for stream in streams:
+        with activity("json", is_quiet=True, stream=stream):
+            pass
     assert [one.getvalue() for one in streams] == ["", "", ""]
+
+
+def test_activity_away_from_a_terminal_is_a_line_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLAIN_DELAY_S", 0.001)
+    stream = AwaitedLog()
+    with activity("first", stream=stream) as show:
+        assert stream.wait("first\n")
+        show("second")
+        assert stream.wait("second\n")
+    assert stream.getvalue() == "first\nsecond\n"

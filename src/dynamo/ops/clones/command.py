@@ -12,7 +12,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.core.progress import activity
 from dynamo.ops.clones.python import python_sites
 from dynamo.ops.clones.rust import rust_sites
-from dynamo.ops.clones.sites import AREAS, HINTS, CloneSite, ranked
+from dynamo.ops.clones.sites import AREAS, HINTS, PYTHON_HINTS, CloneSite, ranked
 
 LANGUAGES = {"rust": (".rs", rust_sites), "python": (".py", python_sites)}
 FILES_MAX = 20_000
@@ -108,13 +108,14 @@ def scanned(files: Sequence[Path], language: str) -> Iterator[CloneSite]:
     read = LANGUAGES[language][1]
     with activity("scanning") as show:
         for number, file in enumerate(files):
-            show(f"{number} of {len(files)} files")
+            show(f"scanning: {number} of {len(files)} files")
             yield from read(str(file), file.read_bytes())
 
 
 def as_text(sites: Sequence[CloneSite], config: CloneInventoryConfig) -> str:
     """Return the output in the chosen form."""
     shown = sites[: config.limit] if config.limit else sites
+    hints = PYTHON_HINTS if config.language == "python" else HINTS
     rows = [
         (
             str(rank),
@@ -123,7 +124,7 @@ def as_text(sites: Sequence[CloneSite], config: CloneInventoryConfig) -> str:
             one.area,
             one.bucket.value,
             one.snippet,
-            HINTS[one.bucket],
+            hints[one.bucket],
         )
         for rank, one in enumerate(shown, 1)
     ]

@@ -27,6 +27,11 @@ HINTS = {
     Bucket.MOVE: "the value is not used afterwards: move it",
     Bucket.API: "share with Arc<[T]>, or change the signature to accept a reference",
 }
+PYTHON_HINTS = {
+    **HINTS,
+    Bucket.SHARED: "a reference; nothing is copied",
+    Bucket.API: "share one immutable value, or let the callee accept the parts that differ",
+}
 WEIGHTS = {Bucket.SHARED: 0, Bucket.ASYNC: 0, Bucket.COLD: -20, Bucket.BORROW: 15, Bucket.MOVE: 20, Bucket.API: 10}
 AREAS = (
     (

@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
+from dynamo.core.progress import activity
 from dynamo.ops.doctor.command import print_report
 from dynamo.ops.interconnect import collect
 from dynamo.ops.interconnect.node_checks import ToolOutput, nixl_rows, node_rows, script_values
@@ -77,21 +78,23 @@ def checked(argv: Sequence[str], prog: str) -> tuple[list[CheckRow], Interconnec
     config = load(InterconnectConfig, rest, prog=f"{prog} {part}")
     if part == "env":
         return [row for graph in graphs_of(config.recipe) for row in rows_of_graph(graph)], config
-    outputs = outputs_of(config, part)
+    with activity("reading the tools of the node", is_quiet=config.json) as show:
+        outputs = outputs_of(config, part, show)
     if config.save is not None:
         collect.save(config.save, outputs)
     rows = node_rows(outputs) if part in {"node", "all"} else []
     return [*rows, *(nixl_rows(outputs) if part in {"nixl", "all"} else [])], config
 
 
-def outputs_of(config: InterconnectConfig, part: str) -> dict[str, ToolOutput]:
-    """Return the outputs of the selected source."""
+def outputs_of(config: InterconnectConfig, part: str, show: Callable[[str], None]) -> dict[str, ToolOutput]:
+    """Return the outputs of the selected source, and show what is being collected."""
     if config.source is not None:
         return collect.load_outputs(config.source)
     is_pod = config.pod is not None
     run = collect.in_pod(config.namespace, config.pod or "", config.container) if is_pod else collect.run_here
     found = collect.collect_node(run)
     if part in {"nixl", "all"}:
+        show(f"checking NIXL and measuring a transfer of {config.size_mb} MiB" if config.size_mb else "checking NIXL")
         found |= collect.collect_nixl(run, "python3" if is_pod else collect.own_python(), megabytes=config.size_mb)
         if config.pod is not None:
             found["logs"] = collect.pod_logs(config.namespace, config.pod, config.container)
@@ -105,7 +108,7 @@ def graphs_of(recipe: str | None) -> list[SourcedObject]:
     path = Path(recipe or "")
     file = path / "deploy.yaml" if path.is_dir() else path
     if not recipe or not file.is_file():
-        raise ConfigError(f"RECIPE {recipe or ''}: expected a directory with deploy.yaml, or the file")
+        raise ConfigError(f"RECIPE {recipe or 'is missing'}: expected a directory with deploy.yaml, or the file")
     try:
         values = [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if isinstance(one, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -30,7 +30,12 @@ VERDICTS = {
 class PerfReviewConfig:
     """Review the performance of a change: the added lines of a unified diff. The exit status is 0 whatever is found."""
 
-    diff: str | None = option(None, "DIFF", None, "Unified diff, - for the standard input; default: git diff of --base")
+    diff: str | None = option(
+        None,
+        "DIFF",
+        None,
+        "File with a unified diff, - for the standard input, or a commit to compare with; default: --base",
+    )
     base: str = option("main", "--base", None, "Branch or commit that the working tree is compared with")
     json: bool = option(False, "--json", None, "Print JSON")
 
@@ -50,19 +55,42 @@ def diff_of(config: PerfReviewConfig) -> str:
     """Return the text of the diff. Raise `ConfigError`."""
     if config.diff == "-":
         return sys.stdin.read()
-    if config.diff is not None:
-        try:
-            return Path(config.diff).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise ConfigError(f"DIFF {config.diff}: {error.strerror}") from None
-    command = ["git", "diff", "--no-color", "--no-ext-diff", "--merge-base", config.base, "--"]
+    if config.diff is None:
+        return diff_from(config.base, "--base")
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=GIT_S)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"git: {error}; give a DIFF") from None
+        return Path(config.diff).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return diff_from(config.diff, "DIFF")
+    except OSError as error:
+        raise ConfigError(f"DIFF {config.diff}: {error.strerror}") from None
+
+
+def diff_from(base: str, setting: str) -> str:
+    """Return the diff from a commit to the working tree. Raise `ConfigError` that names the setting."""
+    done = run_git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}")
     if done.returncode:
-        raise ConfigError(f"--base {config.base}: {' '.join(done.stderr.split())}")
+        # Without a message, git is in a repository that lacks the commit.
+        reason = " ".join(done.stderr.split()).removeprefix("fatal: ") or "no such branch or commit"
+        raise ConfigError(f"{setting} {base}: {'no such file; as a commit: ' if setting == 'DIFF' else ''}{reason}")
+    done = run_git("diff", "--no-color", "--no-ext-diff", "--merge-base", done.stdout.strip(), "--")
+    if done.returncode:
+        raise ConfigError(f"{setting} {base}: {' '.join(done.stderr.split())}")
     return done.stdout
+
+
+def run_git(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run git. Raise `ConfigError` if it is missing or does not end."""
+    try:
+        return subprocess.run(  # noqa: S603
+            ["git", *words],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"git: {error}; give a file with a diff") from None
 
 
 def hot_paths(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -79,9 +107,9 @@ def checklist(found: Sequence[PerfFinding], paths: Sequence[str]) -> list[CheckR
     hot = hot_paths(paths)
     count = sum(map(len, hot.values()))
     rows = [
-        passed("hot path", f"{count} of {len(paths)} files: {', '.join(hot)}")
+        passed("hot path", f"{count} of {len(paths)} changed files: {', '.join(hot)}")
         if hot
-        else skipped("hot path", f"none of {len(paths)} files")
+        else skipped("hot path", f"none of the {len(paths)} changed files")
     ]
     counts = Counter(one.concern for one in found)
     for concern in CHECKS:
@@ -92,11 +120,11 @@ def checklist(found: Sequence[PerfFinding], paths: Sequence[str]) -> list[CheckR
             evidence = f"{counts[concern]} lines; {worst.path}:{worst.line} ({worst.impact.value})"
             rows.append(warned(concern, evidence, worst.fix))
     if any(path.startswith(BENCHMARKS) or "/bench" in path for path in paths):
-        rows.append(passed("benchmark", "the change contains one"))
+        rows.append(passed("benchmark", "the change contains a benchmark"))
     elif hot:
         rows.append(
             warned(
-                "benchmark", "the change of a hot path contains none", "run the benchmark of that path before and after"
+                "benchmark", "a hot path changes without a benchmark", "run the benchmark of that path before and after"
             )
         )
     else:
@@ -106,9 +134,9 @@ def checklist(found: Sequence[PerfFinding], paths: Sequence[str]) -> list[CheckR
 
 def as_text(found: Sequence[PerfFinding], paths: Sequence[str], rows: Sequence[CheckRow]) -> str:
     """Return the review for a terminal. Pure."""
-    lines = [as_table(rows), ""]
-    for area, names in hot_paths(paths).items():
-        lines.append(f"{area}: {', '.join(names)}")
+    lines = [as_table(rows).rstrip()]
+    if hot := hot_paths(paths):
+        lines += ["", *(f"{area}: {', '.join(names)}" for area, names in hot.items())]
     for one in found:
         lines += [
             "",

@@ -76,7 +76,7 @@ def worklog(argv: Sequence[str]) -> int:
     if word not in {"new", "log", "status"}:
         raise ConfigError(f"unknown command dynamo worklog {word}: expected one of new, log, status")
     config = load(WorklogConfig, rest, prog=f"dynamo worklog {word}")
-    subject = _named(config.subject, "SUBJECT")
+    subject = _named(config.subject, "SUBJECT" if word == "new" else "FILE")
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if word == "new":
         return _done(_create(Path(config.output) / f"{slug(subject)}.md", worklog_text(subject, now)), [], config.json)
@@ -101,7 +101,7 @@ def proposal(argv: Sequence[str]) -> int:
     if word not in {"new", "update"}:
         raise ConfigError(f"unknown command dynamo proposal {word}: expected new or update")
     config = load(ProposalConfig, rest, prog=f"dynamo proposal {word}")
-    subject = _named(config.subject, "SUBJECT")
+    subject = _named(config.subject, "TITLE" if word == "new" else "FILE")
     state = config.state or "Draft"
     areas = config.area
     if word == "new":

@@ -1,6 +1,7 @@
 """`dynamo perf-review` of a diff."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,5 +45,27 @@ def test_change_without_performance_patterns_has_negligible_impact(
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(ConfigError, match="DIFF /absent: No such file"):
+    with pytest.raises(ConfigError, match="DIFF /absent: no such file; as a commit: "):
         perf_review(["/absent"])
+
+
+def test_commit_is_compared_with_the_working_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="DIFF HEAD: no such file; as a commit: not a git repository"):
+        perf_review(["HEAD"])
+    path = tmp_path / "src" / "dynamo" / "serving" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("async def f():\n    x = 1\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--no-verify", "--message", "first")
+    path.write_text("async def f():\n    x = 1\n    time.sleep(1)\n")
+    assert perf_review(["HEAD"]) == 0
+    assert "src/dynamo/serving/x.py:3  async blocking (significant)" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--base absent: no such branch or commit"):
+        perf_review(["--base", "absent"])
