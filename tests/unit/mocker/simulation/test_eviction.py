@@ -51,7 +51,7 @@ def test_last_use_decides_and_entries_of_blocks_in_use_again_are_dropped(monkeyp
         idle.add_all([1, 2, 3])
         for block_hash in (1, 2, 3):
             del idle[block_hash]
-    assert len(idle._heap) <= 13
+    assert len(idle._heap) <= 16
     idle.use([4], 5.0)
     idle.add_all([1, 2, 3, 4])
     assert idle.take(1) == [4]
