@@ -39,8 +39,9 @@ T = TypeVar("T")
 
 POOL, THREADS = "prompt", 3
 """Threads that prepare long prompts: tokenizers run without the interpreter lock, but templates hold it."""
-VERY_LONG_POOL, VERY_LONG_BYTES = "very long prompt", 2 << 20
-"""Thread of longer prompts, one at a time: each copy of a text of 15 MB holds the lock for some 10 ms."""
+SINGLE_POOL, VERY_LONG_BYTES = "very long prompt", 2 << 20
+"""Thread of longer prompts, one at a time: each copy of a text of 15 MB holds the lock for some 10 ms. The same for long constraints: a
+schema is checked in Python, and several such threads would each delay the event loop by a switch interval."""
 THREAD_BODY_BYTES = 64 << 10  # A body of this size holds tools, media or ids, which `size_of` does not count.
 SHORT_TOKEN_CHARS = 16  # A text with fewer characters per token of the context is tokenized without a length check.
 TOKEN_CHARS_MIN = 128  # Vocabularies have tokens of this many spaces; a normalizer may remove more.
@@ -225,7 +226,7 @@ class Preprocessor:
         """Return the result of `work` on a chat's prompt, with the smallest budget that its template needs."""
         size = body_bytes if body_bytes >= THREAD_BODY_BYTES else size_of(request) + form_bytes(request)
         with contextlib.suppress(OverBudget):
-            return work(QUICK) if size < THREAD_CHARS_MIN else await _in_thread(size, partial(work, LONG))
+            return work(QUICK) if size < THREAD_CHARS_MIN else await _in_thread(request, size, partial(work, LONG))
         # This may wait for a child process; the loop's thread pool is reserved for computation.
         return await in_daemon_thread(partial(work, FULL), "chat template")
 
@@ -233,7 +234,7 @@ class Preprocessor:
         """Run `completion`, in a thread if the prompts are long; short ones do not suspend."""
         prompt = request.prompt
         if body_bytes >= THREAD_BODY_BYTES:
-            return await _in_thread(body_bytes, partial(self.completion, request))
+            return await _in_thread(request, body_bytes, partial(self.completion, request))
         if isinstance(prompt, str):
             size = len(prompt)
         else:
@@ -241,7 +242,7 @@ class Preprocessor:
         size += len(request.suffix or "") + form_bytes(request)
         if size < THREAD_CHARS_MIN:
             return self.completion(request)
-        return await _in_thread(size, partial(self.completion, request))
+        return await _in_thread(request, size, partial(self.completion, request))
 
     def formatted_prompt(self, request: ChatCompletionRequest | CompletionRequest, budget: Budget = FULL) -> str:
         """Return the text that is tokenized, as in the annotation `formatted_prompt`. Raise as `chat`."""
@@ -410,10 +411,10 @@ class Preprocessor:
         )
 
 
-async def _in_thread(size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a prompt or a body of that size, computed in a thread for prompts of its kind."""
-    if size > VERY_LONG_BYTES:
-        return await in_few_threads(work, VERY_LONG_POOL, 1)
+async def _in_thread(request: CommonRequest, size: int, work: Callable[[], T]) -> T:
+    """Return the result of `work` on a request of that size, in bytes, computed in a thread for requests of its kind."""
+    if size > VERY_LONG_BYTES or form_bytes(request) >= THREAD_CHARS_MIN:
+        return await in_few_threads(work, SINGLE_POOL, 1)
     return await in_few_threads(work, POOL, THREADS)
 
 

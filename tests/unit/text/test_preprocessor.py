@@ -405,7 +405,7 @@ async def test_request_with_long_body_is_prepared_in_thread(
     assert threads[0] == threading.current_thread().name != threads[1]
 
 
-async def test_very_long_prompts_are_prepared_one_at_a_time(
+async def test_very_long_prompts_and_long_constraints_are_prepared_one_at_a_time(
     preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools: list[tuple[str, int]] = []
@@ -418,8 +418,12 @@ async def test_very_long_prompts_are_prepared_one_at_a_time(
     for size in (module.VERY_LONG_BYTES, module.VERY_LONG_BYTES + 1):
         await preprocessor.chat_async(chat("hi"), body_bytes=size)
         await preprocessor.completion_async(completion("hi"), body_bytes=size)
-    shared, alone = (module.POOL, module.THREADS), (module.VERY_LONG_POOL, 1)
-    assert pools == [shared, shared, alone, alone]
+    for size in (10, 10_000):
+        schema = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * size}}}
+        body = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        await preprocessor.chat_async(chat("hi", response_format=body), body_bytes=module.THREAD_BODY_BYTES)
+    shared, alone = (module.POOL, module.THREADS), (module.SINGLE_POOL, 1)
+    assert pools == [shared, shared, alone, alone, shared, alone]
 
 
 async def test_template_over_its_budget_is_rendered_again_with_a_larger_budget(preprocessor: Preprocessor) -> None:
