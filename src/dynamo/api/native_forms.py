@@ -258,7 +258,7 @@ def merged(known: dict[str, Any] | None, frame: dict[str, Any]) -> dict[str, Any
     if not isinstance(ids, list) or not isinstance(meta, dict):
         raise Unknown("a frame of the worker has no output_ids or no meta_info")
     if known is None or len(ids) == meta.get("completion_tokens"):
-        return {**frame, "output_ids": list(ids), "meta_info": dict(meta)}
+        return {**frame}
     before = known["meta_info"]
     meta = dict(meta)
     for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):

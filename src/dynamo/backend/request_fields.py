@@ -99,7 +99,7 @@ def ends_of(request: PreprocessedRequest) -> list[int]:
     stop = request.stop_conditions
     ends = {*(stop.stop_token_ids or ()), *(stop.stop_token_ids_visible or ()), *(stop.stop_token_ids_hidden or ())}
     if not stop.ignore_eos:
-        ends |= set(request.eos_token_ids)
+        ends.update(request.eos_token_ids)
     return sorted(ends)
 
 

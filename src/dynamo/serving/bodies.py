@@ -43,14 +43,14 @@ async def decoded(body: bytes | bytearray, decode: Callable[[bytes], T], kind: s
     `kind` names the same decoder in `http.body_child`; without it no child process is used.
     """
     size = len(body)
+    given = cast("bytes", body)  # The decoders accept both types; a copy would block the loop.
     if is_short(body):
-        return decode(bytes(body))
+        return decode(given)
     if kind and (
         size > request_bounds().text_chars
         or await in_few_threads(lambda: estimated_s(body), "body", DECODING_THREADS) > THREAD_S
     ):  # Only a child may find out that so much text is not allowed.
         await in_daemon_thread(lambda: _check(body, kind), "request body")
-    given = cast("bytes", body)  # The decoder accepts both types; a copy would block the loop.
     return await in_few_threads(lambda: decode(given), "body", DECODING_THREADS)
 
 

@@ -3,15 +3,16 @@
 import logging
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from dynamo.core.errors import DynamoException, NotReady
-from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE, PrefillFacts, prefill_routing_request
-from dynamo.routing.topology import taints_of, transfer_constraints
+from dynamo.routing.topology import near_taint_of, taints_of, transfer_constraints
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -122,13 +123,22 @@ def onward_costs(
             domains.setdefault(taint, worker)
     if not 1 < len(domains) <= DOMAINS_MAX:
         return {}
+    after = msgspec.structs.replace(request, router_config_override=dict(DECODE_OVERRIDE))
+    route_request = decode.to_route_request(after, request_id)  # The prompt is hashed once for all domains.
+    decode.prepare(route_request)
     found = {}
     for taint, worker in domains.items():
         reach = reach_of(model, request, prefill, worker)
-        routing = msgspec.structs.replace(request.routing or Routing(), routing_constraints=reach.constraints)
-        after = msgspec.structs.replace(request, routing=routing, router_config_override=dict(DECODE_OVERRIDE))
+        required, preferred = constraints_of(reach.constraints)
+        onward = replace(
+            route_request,
+            required_taints=required,
+            preferred_taints=preferred,
+            near_taint=near_taint_of(preferred),
+            avoid=reach.out_of_reach,
+        )
         try:
-            found[taint] = decode.peek(after, request_id, avoid=reach.out_of_reach).cost
+            found[taint] = decode.look(onward).cost
         except DynamoException as error:
             logger.debug("request %s: no decode worker for %s: %s", request_id, taint, error)
             found[taint] = UNREACHABLE_S

@@ -242,12 +242,15 @@ async def _hot_elsewhere(request: Request) -> Response:
 
 async def body_of(request: Request) -> bytes:
     """Return the body of a plain request. Raise `HttpError` (413) if it is too long; only file uploads may be long."""
-    body = bytearray()
+    pieces: list[bytes] = []
+    length = 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > PLAIN_BODY_BYTES_MAX:
+        if piece:
+            pieces.append(piece)
+        length += len(piece)
+        if length > PLAIN_BODY_BYTES_MAX:
             raise HttpError(413, f"The request body exceeds {PLAIN_BODY_BYTES_MAX} bytes")
-    return bytes(body)
+    return b"".join(pieces)  # A single piece is not copied.
 
 
 def account_of(request: Request) -> "Account | None":
