@@ -29,7 +29,7 @@ from dynamo.ops.recipes.catalog import (
 from dynamo.ops.recipes.checks import report, rows_of_recipe
 from dynamo.ops.recipes.parts import RecipeFiles, SourcedObject, gpu_total
 from dynamo.ops.recipes.patch import RecipePatch, counts, pairs, patched
-from dynamo.ops.report import CheckRow, exit_status
+from dynamo.ops.report import CheckRow, CheckStatus, exit_status
 
 HELP = """\
 dynamo recipe: deployments of known models, below recipes/
@@ -170,11 +170,11 @@ def sources(names: Sequence[str]) -> tuple[SourcedObject, ...]:
     return tuple(SourcedObject(one.file, one.value) for one in read_manifests(names)) if names else ()
 
 
-def checked(files: RecipeFiles) -> list[CheckRow]:
-    """Return the rows of a recipe."""
+def checked(files: RecipeFiles, *, is_adapted: bool) -> list[CheckRow]:
+    """Return the rows of a recipe, as shipped or adapted to a cluster."""
     manifests = [Manifest(one.file, one.value) for one in files.all]
     problems, warnings, _ = check_manifests(manifests, AdmissionFacts(may_exist=True))
-    return rows_of_recipe(files, problems, warnings)
+    return rows_of_recipe(files, problems, warnings, is_adapted=is_adapted)
 
 
 def target_of(config: RecipeTargetConfig) -> Recipe:
@@ -205,7 +205,7 @@ def show(argv: Sequence[str]) -> int:
     one = target_of(config)
     files = files_of(one)
     if config.json:
-        print(report(one, files, checked(files)))
+        print(report(one, files, checked(files, is_adapted=False)))
         return 0
     print(f"{one.name}: {gpu_total(files)} GPUs{f' ({one.hardware})' if one.hardware else ''}")
     for each in files.all:
@@ -222,7 +222,7 @@ def validate(argv: Sequence[str]) -> int:
     config = load(RecipeTargetConfig, argv, prog="dynamo recipe validate")
     one = target_of(config)
     files = files_of(one)
-    rows = checked(files)
+    rows = checked(files, is_adapted=False)
     if config.json:
         print(report(one, files, rows))
     else:
@@ -240,7 +240,7 @@ def patch(argv: Sequence[str]) -> int:
         raise ConfigError("nothing to change: give --namespace, --storage-class, --image, --image-tag or --replicas")
     files = patched(files_of(one), config.patch())
     written = write_files(one, files, Path(config.output))
-    rows = checked(files)
+    rows = checked(files, is_adapted=True)
     if config.json:
         print(
             json.dumps({"recipe": one.name, "files": written, "report": json.loads(report(one, files, rows))}, indent=2)
@@ -248,6 +248,9 @@ def patch(argv: Sequence[str]) -> int:
         return exit_status(rows)
     for name in written:
         print(name)
+    for row in rows:
+        if row.status is CheckStatus.FAIL:
+            sys.stderr.write(f"error: {row.check}: {row.evidence}; {row.remedy}\n")
     return exit_status(rows)
 
 
@@ -273,7 +276,7 @@ def run(argv: Sequence[str]) -> int:
     config = load(RecipeRunConfig, argv, prog="dynamo recipe run")
     one = target_of(config)
     files = patched(files_of(one), config.patch())
-    rows = checked(files)
+    rows = checked(files, is_adapted=True)
     if exit_status(rows):
         print_report(rows, is_json=config.json)
         sys.stderr.write("error: the recipe has blockers; nothing was deployed\n")

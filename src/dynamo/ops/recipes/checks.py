@@ -26,18 +26,26 @@ from dynamo.ops.report import CheckRow, CheckStatus, failed, passed, row_value, 
 
 BLOCKING = ("storageClassName", "image", "claimName", "namespace")
 """Keys whose placeholder prevents the deployment."""
+CHOSEN = {"storageClassName": "--storage-class CLASS"}
+"""Keys whose value depends on the cluster, and the option of `run` and `patch` that sets it."""
+PATCH = "replace it: dynamo recipe patch"
 TOKEN_SECRET = "hf-token-secret"  # noqa: S105 - the name of a secret
 
 
-def rows_of_recipe(files: RecipeFiles, problems: Sequence[str], warnings: Sequence[str]) -> list[CheckRow]:
-    """Return the rows; `problems` and `warnings` are those of the schemas and the admission rules."""
+def rows_of_recipe(
+    files: RecipeFiles, problems: Sequence[str], warnings: Sequence[str], *, is_adapted: bool
+) -> list[CheckRow]:
+    """Return the rows; `problems` and `warnings` are those of the schemas and the admission rules.
+
+    In a recipe that is adapted to a cluster, a placeholder of a value that depends on the cluster is a blocker too.
+    """
     return [
         *_schema_rows(files, problems, warnings),
         *_gpu_rows(files),
         *_claim_rows(files),
         *_secret_rows(files),
         *_image_rows(files),
-        *_placeholder_rows(files),
+        *_placeholder_rows(files, is_adapted=is_adapted),
         *_perf_rows(files),
     ]
 
@@ -127,15 +135,18 @@ def is_pinned(image: str) -> bool:
     return bool(colon) and tag not in {"", "latest"}
 
 
-def _placeholder_rows(files: RecipeFiles) -> Iterator[CheckRow]:
+def _placeholder_rows(files: RecipeFiles, *, is_adapted: bool) -> Iterator[CheckRow]:
     for one in files.all:
         for path, value in walk(one.value):
             match = PLACEHOLDER.search(value) if isinstance(value, str) and "\n" not in value else None
             if match is None:
                 continue
             evidence = f"{one.file}: {one.kind}/{one.name}: {path}: {match[0]}"
-            if path.rpartition(".")[2] in BLOCKING:
-                yield failed("placeholders", evidence, "replace it: dynamo recipe patch")
+            key = path.rpartition(".")[2]
+            if key in CHOSEN and not is_adapted:
+                yield warned("placeholders", evidence, f"give {CHOSEN[key]} to dynamo recipe run or patch")
+            elif key in BLOCKING:
+                yield failed("placeholders", evidence, f"give {CHOSEN[key]}" if key in CHOSEN else PATCH)
             else:
                 yield warned("placeholders", evidence, "replace it if it is not intended")
 

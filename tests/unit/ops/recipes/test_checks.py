@@ -84,7 +84,7 @@ def files(deploy: dict[str, Any] | None = None, *, cache: Any = CLAIM, perf: Any
 def worst(made: RecipeFiles) -> dict[str, CheckStatus]:
     order = list(CheckStatus)
     found: dict[str, CheckStatus] = {}
-    for row in rows_of_recipe(made, [], []):
+    for row in rows_of_recipe(made, [], [], is_adapted=False):
         found[row.check] = max(found.get(row.check, row.status), row.status, key=order.index)
     return found
 
@@ -120,7 +120,7 @@ PERF_ENV = ("spec", "template", "spec", "containers", 0, "env")
         (files(changed((*WORKER, "image"), "vllm:latest")), "images", CheckStatus.WARN),
         (files(cache=None), "claims", CheckStatus.WARN),
         (files(cache=changed(("spec",), {}, CLAIM)), "claims", CheckStatus.WARN),
-        (files(cache=changed(("spec", "storageClassName"), "your-class", CLAIM)), "placeholders", CheckStatus.FAIL),
+        (files(cache=changed(("spec", "storageClassName"), "your-class", CLAIM)), "placeholders", CheckStatus.WARN),
         (files(perf=changed((*PERF_ENV, 1, "value"), "other:8000", PERF)), "benchmark", CheckStatus.FAIL),
         (files(perf=changed((*PERF_ENV, 0, "value"), "n", PERF)), "benchmark", CheckStatus.WARN),
         (files(perf=changed((*PERF_ENV, 2, "value"), "8", PERF)), "benchmark", CheckStatus.WARN),
@@ -132,8 +132,14 @@ def test_each_defect_is_a_row(made: RecipeFiles, check: str, status: CheckStatus
     assert worst(made)[check] is status
 
 
+def test_storage_class_that_is_not_chosen_is_a_blocker_of_an_adapted_recipe() -> None:
+    made = files(cache=changed(("spec", "storageClassName"), "your-class", CLAIM))
+    (row,) = [one for one in rows_of_recipe(made, [], [], is_adapted=True) if one.check == "placeholders"]
+    assert (row.status, row.remedy) == (CheckStatus.FAIL, "give --storage-class CLASS")
+
+
 def test_problems_of_the_schema_are_blockers() -> None:
-    rows = rows_of_recipe(files(), ["spec.x: unknown"], ["old"])
+    rows = rows_of_recipe(files(), ["spec.x: unknown"], ["old"], is_adapted=False)
     assert [row.status for row in rows[:2]] == [CheckStatus.FAIL, CheckStatus.WARN]
 
 
@@ -148,7 +154,7 @@ def test_report_has_the_fields_of_the_tool() -> None:
         perf_yaml=None,
         model_cache_dir=None,
     )
-    found = json.loads(report(recipe, files(), rows_of_recipe(files(), ["bad"], [])))
+    found = json.loads(report(recipe, files(), rows_of_recipe(files(), ["bad"], [], is_adapted=False)))
     assert found["deployment_names"] == ["g"]
     assert found["gpu_count_hint"] == 4
     assert found["interesting_lines"] == {
