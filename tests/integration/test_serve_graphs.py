@@ -208,12 +208,17 @@ def test_graphs_of_one_name_are_selected_by_their_ports(machine: Machine) -> Non
     assert answer(left)
 
 
-@pytest.mark.parametrize("argv", [["recipe", "list"], ["completion", "zsh"]])
+REPLAY = ["--request-count", "2", "--input-tokens", "8", "--output-tokens", "2", "--request-rate", "9"]
+
+
+@pytest.mark.parametrize(
+    "argv", [["dynamo.cli", "recipe", "list"], ["dynamo.cli", "completion", "zsh"], ["dynamo.replay", *REPLAY]]
+)
 def test_command_whose_reader_has_ended_prints_no_traceback(machine: Machine, argv: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        command = [sys.executable, "-m", "dynamo.cli", *argv]
+        command = [sys.executable, "-m", *argv]
         done = subprocess.run(
             command, check=False, stdout=writer, stderr=subprocess.PIPE, env=machine.variables, timeout=DEADLINE_S
         )

@@ -41,6 +41,11 @@ def test_wheel_without_the_compiled_module_is_pure_and_describes_itself(
         metadata = email.message_from_bytes(archive.read(next(name for name in names if name.endswith("/METADATA"))))
     assert not [name for name in names if name.endswith(".so")]
     assert {"dynamo/py.typed", "dynamo/cpu/demo_model/model.safetensors"} <= set(names)
+    recipes = [str(path.relative_to(ROOT)) for path in (ROOT / "recipes").rglob("*") if path.is_file()]
+    prefix = "dynamo/ops/recipes/shipped/"
+    assert sorted(recipes) == sorted(
+        f"recipes/{name.removeprefix(prefix)}" for name in names if name.startswith(prefix)
+    )
     assert metadata.get_all("Project-URL")
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert "inference" in metadata["Keywords"]

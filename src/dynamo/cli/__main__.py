@@ -1,6 +1,5 @@
 """Command line: dispatch of `dynamo COMMAND` to the module of the command, and the help page."""
 
-import os
 import sys
 import time
 
@@ -21,22 +20,14 @@ The same processes can be started one by one, on one machine or on several that 
   python -m dynamo.mocker --discovery-backend file --model-path DIR
 """
 STARTED = time.monotonic()
-CLOSED_PIPE = 141
-"""Exit status of a program that SIGPIPE ends, which is what shells expect of one whose reader has ended."""
 
 
 def main() -> None:
     """Run the `dynamo` command; exit with 0, with 1 after a failure, with 2 if an option is wrong."""
     try:
-        try:
-            exit_on_config_error(lambda: run(sys.argv[1:]))
-        finally:
-            sys.stdout.flush()
+        exit_on_config_error(lambda: run(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # The reader, such as `head`, has ended. The interpreter flushes once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(CLOSED_PIPE)
 
 
 def run(argv: list[str]) -> int:

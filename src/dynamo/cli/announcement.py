@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo.core.hosts import is_loopback
+from dynamo.ops.graphs import DEFAULT_URL
 
 DEMO_TRUTH = (
     "This is the bundled demo model: tiny, trained only on questions about this project, small sums and a few tricks.\n"
@@ -14,7 +15,6 @@ DEMO_TRUTH = (
 )
 MOCKER_NOTICE = "The mocker computes nothing: it generates random tokens at the pace of a real engine."
 OPEN_WARNING = "Warning: every host that reaches {host} can use it; require a key with --api-key or DYN_API_KEYS."
-DEFAULT_URL = "http://localhost:8000"  # The default server of `dynamo chat`.
 MOCKER_MAX_TOKENS = 64  # The mocker refuses requests without a limit of output tokens.
 
 

@@ -4,20 +4,18 @@ import contextlib
 import sys
 from dataclasses import dataclass
 
-from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
 from dynamo.http.terminal_chat import PROMPT, Conversation, choose_model, read_lines
+from dynamo.ops.graphs import URL_HELP, server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
     """Chat with a running server in this terminal; every request contains the conversation's history."""
 
-    url: str = option(
-        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the API key in DYN_API_KEY is sent to it"
-    )
+    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the API key in DYN_API_KEY is sent to it")
     model: str | None = option(None, "--model", None, "Model to chat with; default: the first one served")
     system: str | None = option(None, "--system", None, "System prompt")
     max_tokens: int | None = option(None, "--max-tokens", None, "Maximum output tokens of a response")
@@ -33,7 +31,7 @@ class ChatConfig:
 def chat(argv: list[str]) -> int:
     """Run `dynamo chat` until the input ends. Return 1 if no server can be reached."""
     config = load(ChatConfig, argv, prog="dynamo chat")
-    client = ChatClient(config.url, key=environment_key())
+    client = ChatClient(server_url(config.url), key=environment_key())
     try:
         model = choose_model(client.models(), config.model)
     except DynamoException as error:

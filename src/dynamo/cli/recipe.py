@@ -43,7 +43,7 @@ dynamo recipe: deployments of known models, below recipes/
   NAME is MODEL/FRAMEWORK/MODE, a directory, or words that match one recipe. --help after a command lists its options.
 """
 HEAD = ("MODEL", "FRAMEWORK", "MODE", "GPUS", "GPU", "PERF", "PATH")
-ROOT_HELP = "Directory of the recipes; default: recipes here or above"
+ROOT_HELP = "Directory of the recipes; default: recipes here or above, else those of the package"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

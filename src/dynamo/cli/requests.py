@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.cli.request_lines import detail, explained, heading, line
 from dynamo.console.request_causes import Cause
 from dynamo.console.request_views import RequestSelection, RequestView, view_of
@@ -19,6 +18,7 @@ from dynamo.console.worker_paces import WorkerPaces
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
+from dynamo.ops.graphs import URL_HELP, server_url
 from dynamo.serving.request_facts import RequestFacts
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ class RequestsConfig:
     """Show the last requests of a running frontend, or of trace files, and what made them slow."""
 
     request_id: str | None = option(None, "id", None, "Request, or the beginning of its id: shows its stages")
-    url: str = option(
-        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
-    )
+    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
     follow: bool = option(False, "--follow", None, "Print requests as they end, until an interrupt")
     slow: bool = option(False, "--slow", None, "The slowest requests first, each with the cause")
     failed: bool = option(False, "--failed", None, "Only requests that failed, each with the reason")
@@ -90,7 +88,7 @@ def requests(argv: Sequence[str]) -> int:
     config = load(RequestsConfig, argv, prog="dynamo requests")
     try:
         if config.follow:
-            return follow(ChatClient(config.url, key=environment_key()), config)
+            return follow(ChatClient(server_url(config.url), key=environment_key()), config)
         if config.request_id is not None:
             return one(config)
         found = traced(config.trace, config.selection) if config.trace else selected_views(config)
@@ -107,7 +105,7 @@ def requests(argv: Sequence[str]) -> int:
 
 def selected_views(config: RequestsConfig) -> list[RequestView]:
     """Return the selected requests of the server."""
-    return from_server(ChatClient(config.url, key=environment_key()), config.selection)
+    return from_server(ChatClient(server_url(config.url), key=environment_key()), config.selection)
 
 
 def from_server(client: ChatClient, selection: RequestSelection) -> list[RequestView]:
@@ -152,7 +150,7 @@ def one(config: RequestsConfig) -> int:
 
 def views_named(config: RequestsConfig, wanted: str) -> list[RequestView]:
     """Return the request of a whole id, or the last ones."""
-    client = ChatClient(config.url, key=environment_key())
+    client = ChatClient(server_url(config.url), key=environment_key())
     found = msgspec.convert(client.requests(id=wanted, limit=1), list[RequestView])
     return found or from_server(client, RequestSelection(limit=LIMIT_MAX)) + from_server(
         client, RequestSelection(state="slow", limit=LIMIT_MAX)

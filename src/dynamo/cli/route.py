@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
 from dynamo.http.client import ChatClient, environment_key
+from dynamo.ops.graphs import URL_HELP, server_url
 
 HELP = """\
 dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)
@@ -26,9 +26,7 @@ class ExplainConfig:
     """Show the KV router's decisions: the candidates of each, cheapest first."""
 
     request_id: str | None = option(None, "request-id", None, "Id of a request; default: the last requests")
-    url: str = option(
-        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
-    )
+    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
     model: str | None = option(None, "--model", None, "Show only this model's decisions")
     last: int = option(1, "--last", None, "Number of decisions to show, newest first")
 
@@ -37,9 +35,7 @@ class ExplainConfig:
 class StateConfig:
     """Show the KV router's state of its workers."""
 
-    url: str = option(
-        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
-    )
+    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
 
 
 def route(argv: Sequence[str]) -> int:
@@ -52,7 +48,7 @@ def explain(argv: Sequence[str]) -> int:
     config = load(ExplainConfig, argv, prog="dynamo route explain")
     if config.last < 1:
         raise ConfigError(f"--last {config.last}: must be at least 1")
-    found = ChatClient(config.url, key=environment_key()).decisions(
+    found = ChatClient(server_url(config.url), key=environment_key()).decisions(
         request_id=config.request_id, model=config.model, limit=config.last
     )
     decisions = [(name_of(one), decision) for one in found for decision in one["decisions"]]
@@ -66,7 +62,7 @@ def explain(argv: Sequence[str]) -> int:
 def state(argv: Sequence[str]) -> int:
     """Run `dynamo route state`."""
     config = load(StateConfig, argv, prog="dynamo route state")
-    routers = ChatClient(config.url, key=environment_key()).router_state()
+    routers = ChatClient(server_url(config.url), key=environment_key()).router_state()
     if not routers:
         print("No model of this server uses --router-mode kv.")
     for one in routers:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dynamo.cli.announcement import DEFAULT_URL
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
+from dynamo.ops.graphs import URL_HELP, server_url
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,9 +38,7 @@ STATE_STYLES = {
 class TopConfig:
     """Show the models and workers of a running frontend: rates, latencies, load and cache."""
 
-    url: str = option(
-        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
-    )
+    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
     interval: float = option(1.0, "--interval", None, "Seconds between two readings, at least 0.5")
     once: bool = option(False, "--once", None, "Print one reading and exit; so does an output that is no terminal")
     model: str | None = option(None, "--model", None, "Show only this model and its workers")
@@ -59,7 +57,7 @@ def top(argv: Sequence[str]) -> int:
         from rich.console import Console
     except ImportError:
         raise ConfigError("dynamo top requires the package rich: pip install rich") from None
-    client, console = ChatClient(config.url, key=environment_key()), Console()
+    client, console = ChatClient(server_url(config.url), key=environment_key()), Console()
     try:
         if config.once or not console.is_terminal:
             return once(client, console, config)
@@ -77,7 +75,7 @@ def once(client: ChatClient, console: "Console", config: TopConfig) -> int:
     if not has_recent(overview):
         time.sleep(2.5)
         overview = client.overview()
-    console.print(page(overview, config))
+    console.print(page(overview, config, client.url))
     return 0
 
 
@@ -89,12 +87,12 @@ def follow(client: ChatClient, console: "Console", config: TopConfig) -> int:
     overview = client.overview()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(page(overview, config), refresh=True)
+            live.update(page(overview, config, client.url), refresh=True)
             time.sleep(config.interval)
             try:
                 overview = client.overview()
             except DynamoException as error:
-                live.update(Text(f"{config.url}: {error}", style="red"), refresh=True)
+                live.update(Text(f"{client.url}: {error}", style="red"), refresh=True)
                 time.sleep(config.interval)
     return 0
 
@@ -105,7 +103,7 @@ def has_recent(overview: Mapping[str, Any]) -> bool:
     return bool(samples) and time.time() - float(samples[-1]["at"]) < 5.0
 
 
-def page(overview: Mapping[str, Any], config: TopConfig) -> "RenderableType":
+def page(overview: Mapping[str, Any], config: TopConfig, url: str) -> "RenderableType":
     """Return what one reading shows."""
     from rich.console import Group
 
@@ -113,7 +111,7 @@ def page(overview: Mapping[str, Any], config: TopConfig) -> "RenderableType":
     workers = [one for one in overview["workers"] if config.model is None or config.model in one["models"]]
     workers.sort(key=SORTS[config.sort])
     sample = overview["samples"][-1] if overview["samples"] else None
-    return Group(header(overview, sample, config.url), model_table(models, workers, sample), worker_table(workers))
+    return Group(header(overview, sample, url), model_table(models, workers, sample), worker_table(workers))
 
 
 def header(overview: Mapping[str, Any], sample: Mapping[str, Any] | None, url: str) -> "RenderableType":

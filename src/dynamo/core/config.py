@@ -30,6 +30,9 @@ from dynamo.core.errors import FULL, ConfigError, StartupError
 
 C = TypeVar("C")
 
+CLOSED_PIPE = 141
+"""Exit status of a program that SIGPIPE ends, which is what shells expect of one whose reader has ended."""
+
 NO_EFFECT = "Accepted for compatibility; has no effect"
 """Prefix of the help of flags that are accepted for released command lines; a test checks for it."""
 
@@ -299,9 +302,18 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def exit_on_config_error(main: Callable[[], int | None]) -> NoReturn:
-    """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError` and a full disk."""
+    """Run `main`; a `ConfigError` becomes one line on stderr and exit status 2, or 1 for a `StartupError` and a full disk.
+
+    If the reader of the output ends, such as `head`, the exit status is that of a program ended by SIGPIPE.
+    """
     try:
-        code = main()
+        try:
+            code = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # The interpreter flushes once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CLOSED_PIPE)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1 if isinstance(error, StartupError) else 2)

@@ -15,6 +15,8 @@ from dynamo.http.client import ChatClient, Delta
 RESPONSE_TIMEOUT_S = 600.0  # Between two pieces of a response of this process; the user may end it earlier.
 POLL_S = 0.2
 PROMPT = "> "
+LIMIT_REQUIRED = "`max_tokens`) is required"  # In the error of a worker that has no default, such as the mocker.
+LIMIT_TOKENS = 256  # Output tokens of a response from such a worker.
 
 COMMANDS = """\
   /reset          delete the history
@@ -102,7 +104,7 @@ class Conversation:
         answer: list[str] = []
         try:
             model = self._model or choose_model(self._client.models(), None)
-            for delta in self._client.chat(model, self.messages, self._options):
+            for delta in self._deltas(model):
                 answer.append(delta.content)
                 _show(delta, out)
         except KeyboardInterrupt:
@@ -117,6 +119,19 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": "".join(answer)})
         out.write("\n")
         return 0
+
+    def _deltas(self, model: str) -> Iterator[Delta]:
+        """Stream the response; from a worker that requires a limit of output tokens, with one."""
+        try:
+            yield from self._client.chat(model, self.messages, self._options)
+        except DynamoException as error:
+            if "max_tokens" in self._options or LIMIT_REQUIRED not in str(error):
+                raise
+            sys.stderr.write(
+                f"({model} requires a limit: {LIMIT_TOKENS} output tokens; --max-tokens sets another one)\n"
+            )
+            self._options["max_tokens"] = LIMIT_TOKENS
+            yield from self._client.chat(model, self.messages, self._options)
 
 
 def _show(delta: Delta, out: TextIO) -> None:

@@ -23,6 +23,8 @@ RECORD = "graph.json"
 RECORD_BYTES_MAX = 1 << 20  # Some hundred bytes for each process; larger files were not written by `dynamo serve`.
 FAILED_LOG = "dynamo-serve.log"
 GRAPHS_MAX = 64  # The newest; a machine has a handful.
+DEFAULT_URL = "http://localhost:8000"
+URL_HELP = f"URL of the server; default: the only graph on this machine, else {DEFAULT_URL}"
 START_TIME_FIELD = 19
 """Index of the start time in /proc/PID/stat, after the name of the program."""
 
@@ -203,3 +205,18 @@ def send_stop(record: GraphRecord, number: signal.Signals = signal.SIGTERM) -> b
         finally:
             os.close(handle)
     return False
+
+
+def server_url(given: str | None) -> str:
+    """Return the URL of `--url`; without it, that of the only graph on this machine, or the default one.
+
+    Raise `ConfigError` if there are several graphs and none is at the default URL.
+    """
+    if given is not None:
+        return given
+    urls = [one.record.url for one in find_graphs() if one.is_running]
+    if not urls or DEFAULT_URL in urls:
+        return DEFAULT_URL
+    if len(urls) > 1:
+        raise ConfigError(f"--url: {len(urls)} graphs run on this machine; name one of {', '.join(sorted(urls))}")
+    return urls[0]

@@ -10,6 +10,7 @@ from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.progress import activity
 from dynamo.http.client import ChatClient, environment_key
 from dynamo.ops.doctor.command import print_report
+from dynamo.ops.graphs import URL_HELP, server_url
 from dynamo.ops.report import CheckRow, exit_status, failed, passed
 from dynamo.ops.router_health import chat_once, one_line
 from dynamo.ops.router_modes import MODES, rows_of_mode
@@ -25,9 +26,7 @@ class RouterCheckConfig:
     """Check a frontend: it lists a model, answers a request, and its router works in the given mode."""
 
     model: str | None = option(None, "MODEL", None, "Model that must be served; default: the first that is listed")
-    base_url: str = option(
-        "http://localhost:8000", "--base-url", "DYN_CHAT_URL", "URL of the frontend", aliases=("--url",)
-    )
+    base_url: str | None = option(None, "--base-url", "DYN_CHAT_URL", URL_HELP, aliases=("--url",))
     mode: str | None = option(None, "--mode", None, "Router mode to prove with small requests", choices=MODES)
     retries: int = option(0, "--retries", None, "Further attempts, a second apart, until a model is listed")
     timeout_s: float = option(30.0, "--timeout", None, "Timeout of each request, in seconds")
@@ -43,22 +42,23 @@ class RouterCheckConfig:
 def check(argv: Sequence[str], prog: str = "dynamo router check") -> int:
     """Run the checks; return 1 if one fails. Raise `ConfigError` for wrong options."""
     config = load(RouterCheckConfig, argv, prog=prog)
-    with activity(f"listing the models of {config.base_url}", is_quiet=config.json) as show:
-        rows = rows_of_router(config, show)
+    url = server_url(config.base_url)
+    with activity(f"listing the models of {url}", is_quiet=config.json) as show:
+        rows = rows_of_router(url, config, show)
     print_report(rows, is_json=config.json)
     return exit_status(rows)
 
 
-def rows_of_router(config: RouterCheckConfig, show: Callable[[str], None]) -> list[CheckRow]:
+def rows_of_router(url: str, config: RouterCheckConfig, show: Callable[[str], None]) -> list[CheckRow]:
     """Return the rows of a running frontend, and show what is being checked; rows after a failure are left out."""
-    client = ChatClient(config.base_url, timeout_s=config.timeout_s, verify=False, key=environment_key())
+    client = ChatClient(url, timeout_s=config.timeout_s, verify=False, key=environment_key())
     models, row = listed_models(client, config)
     rows = [row]
     if not models:
         return rows
     if config.mode != DIRECT:  # A direct router refuses a request that names no worker.
         show("waiting for the response to one chat request")
-        result = chat_once(config.base_url, prefer=[config.model or ""], timeout_s=config.timeout_s)
+        result = chat_once(url, prefer=[config.model or ""], timeout_s=config.timeout_s)
         if not result.is_success:
             return [*rows, failed("chat", result.error, "run: dynamo troubleshoot")]
         text = f"{result.model} answered with {result.tokens} tokens on worker {result.worker or '?'}"

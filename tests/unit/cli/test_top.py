@@ -66,7 +66,7 @@ def overview(**changes: Any) -> dict[str, Any]:
 
 def shown(reading: dict[str, Any], **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=240).print(page(reading, TopConfig(**options)))
+    Console(file=out, width=240).print(page(reading, TopConfig(**options), "http://localhost:8000"))
     return out.getvalue()
 
 

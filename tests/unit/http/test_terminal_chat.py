@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.core.errors import Disconnected, DynamoException
+from dynamo.core.errors import Disconnected, DynamoException, HttpError
 from dynamo.http.client import ChatClient, Delta
 from dynamo.http.terminal_chat import Conversation, choose_model, prompted
 
@@ -83,6 +83,24 @@ def test_failed_response_is_removed_from_the_history() -> None:
 
 def test_chat_that_ends_with_a_failure_has_a_nonzero_exit_status() -> None:
     assert converse("hi", "fail")[3] == 1
+
+
+def test_worker_that_requires_a_limit_of_output_tokens_gets_one_that_the_user_did_not_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Limited(Echo):
+        def chat(
+            self, model: str, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+        ) -> Iterator[Delta]:
+            if "max_tokens" not in (options or {}):
+                raise HttpError(400, "`max_output_tokens` (or `max_tokens`) is required by the mocker worker")
+            yield from super().chat(model, messages, options)
+
+    server, out = Limited(), io.StringIO()
+    assert Conversation(server, "echo").run(iter(["hi", "you"]), out) == 0
+    assert out.getvalue() == "hm 1:hi\nhm 3:you\n"
+    assert [options["max_tokens"] for _, _, options in server.received_requests] == [256, 256]
+    assert capsys.readouterr().err.count("--max-tokens sets another one") == 1
 
 
 def test_interrupted_response_stays_in_the_history_as_received() -> None:

@@ -23,6 +23,7 @@ from dynamo.ops.graphs import (
     record_failed_start,
     select,
     send_stop,
+    server_url,
     start_ticks,
     write_record,
 )
@@ -115,6 +116,24 @@ def test_running_graph_is_selected_before_those_that_ended_with_its_name(home: P
     assert select([ended, older], "one") is ended
     with pytest.raises(ConfigError, match=r"NAME is missing: expected one of one \(port 8000\), one"):
         select([ended, older], None)
+
+
+def test_server_of_the_only_graph_is_the_default(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert server_url(None) == "http://localhost:8000"
+    write_record(home / "logs", record(url="http://localhost:9"))
+    assert server_url(None) == "http://localhost:9"
+    assert server_url("http://other:1") == "http://other:1"
+    other = tmp_path / "dynamo-serve-b"
+    (other / "logs").mkdir(parents=True)
+    other.chmod(0o700)
+    with open(other / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_record(other / "logs", record(url="http://localhost:7"))
+        with pytest.raises(ConfigError, match="2 graphs run on this machine; name one of http://localhost:7, "):
+            server_url(None)
+        write_record(other / "logs", record())
+        assert server_url(None) == "http://localhost:8000"
 
 
 def test_process_is_identified_by_its_start_time() -> None:

@@ -17,6 +17,8 @@ HARDWARE = re.compile(r"(?:^|[-_/])(gb\d00|[bh][12]00|h20|a100|a30|l40s?|l4|t4|m
 DEPLOY, PERF, MODEL_CACHE = "deploy.yaml", "perf.yaml", "model-cache"
 RECIPES_MAX = 1000
 DEFAULT_ROOT = "recipes"
+SHIPPED = Path(__file__).with_name("shipped")
+"""The recipes that are installed with the package: a link to `recipes` of the repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,10 @@ class Recipe:
 
 
 def root_of(given: str | None, start: Path | None = None) -> Path:
-    """Return the directory of the recipes: the given one, or `recipes` here or in a parent. Raise `ConfigError`."""
+    """Return the directory of the recipes: the given one, `recipes` here or in a parent, or that of the package.
+
+    Raise `ConfigError`.
+    """
     if given is not None:
         if not Path(given).is_dir():
             raise ConfigError(f"--root {given}: no such directory")
@@ -53,7 +58,9 @@ def root_of(given: str | None, start: Path | None = None) -> Path:
     for folder in (here, *here.parents):
         if (folder / DEFAULT_ROOT).is_dir():
             return folder / DEFAULT_ROOT
-    raise ConfigError(f"--root: no directory {DEFAULT_ROOT} here or above; name it")
+    if SHIPPED.is_dir():
+        return SHIPPED
+    raise ConfigError(f"--root: no directory {DEFAULT_ROOT} here or above; name one with --root DIRECTORY")
 
 
 def find_recipes(root: Path) -> list[Recipe]:
