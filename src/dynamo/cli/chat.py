@@ -8,14 +8,16 @@ from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
 from dynamo.http.terminal_chat import PROMPT, Conversation, choose_model, read_lines
-from dynamo.ops.graphs import URL_HELP, server_url
+from dynamo.ops.graphs import DEFAULT_URL, server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
     """Chat with a running server in this terminal; every request contains the conversation's history."""
 
-    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the API key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the API key in DYN_API_KEY is sent to it"
+    )
     model: str | None = option(None, "--model", None, "Model to chat with; default: the first one served")
     system: str | None = option(None, "--system", None, "System prompt")
     max_tokens: int | None = option(None, "--max-tokens", None, "Maximum output tokens of a response")

@@ -18,7 +18,7 @@ from dynamo.console.worker_paces import WorkerPaces
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
-from dynamo.ops.graphs import URL_HELP, server_url
+from dynamo.ops.graphs import DEFAULT_URL, server_url
 from dynamo.serving.request_facts import RequestFacts
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class RequestsConfig:
     """Show the last requests of a running frontend, or of trace files, and what made them slow."""
 
     request_id: str | None = option(None, "id", None, "Request, or the beginning of its id: shows its stages")
-    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
     follow: bool = option(False, "--follow", None, "Print requests as they end, until an interrupt")
     slow: bool = option(False, "--slow", None, "The slowest requests first, each with the cause")
     failed: bool = option(False, "--failed", None, "Only requests that failed, each with the reason")

@@ -8,7 +8,7 @@ from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError
 from dynamo.http.client import ChatClient, environment_key
-from dynamo.ops.graphs import URL_HELP, server_url
+from dynamo.ops.graphs import DEFAULT_URL, server_url
 
 HELP = """\
 dynamo route: decisions and state of a running frontend's KV router (--router-mode kv)
@@ -26,7 +26,9 @@ class ExplainConfig:
     """Show the KV router's decisions: the candidates of each, cheapest first."""
 
     request_id: str | None = option(None, "request-id", None, "Id of a request; default: the last requests")
-    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
     model: str | None = option(None, "--model", None, "Show only this model's decisions")
     last: int = option(1, "--last", None, "Number of decisions to show, newest first")
 
@@ -35,7 +37,9 @@ class ExplainConfig:
 class StateConfig:
     """Show the KV router's state of its workers."""
 
-    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
 
 
 def route(argv: Sequence[str]) -> int:

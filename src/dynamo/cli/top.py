@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.http.client import ChatClient, environment_key
-from dynamo.ops.graphs import URL_HELP, server_url
+from dynamo.ops.graphs import DEFAULT_URL, server_url
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,7 +38,9 @@ STATE_STYLES = {
 class TopConfig:
     """Show the models and workers of a running frontend: rates, latencies, load and cache."""
 
-    url: str | None = option(None, "--url", "DYN_CHAT_URL", f"{URL_HELP}; the admin key in DYN_API_KEY is sent to it")
+    url: str = option(
+        DEFAULT_URL, "--url", "DYN_CHAT_URL", "URL of the server; the admin key in DYN_API_KEY is sent to it"
+    )
     interval: float = option(1.0, "--interval", None, "Seconds between two readings, at least 0.5")
     once: bool = option(False, "--once", None, "Print one reading and exit; so does an output that is no terminal")
     model: str | None = option(None, "--model", None, "Show only this model and its workers")

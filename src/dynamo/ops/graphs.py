@@ -8,8 +8,11 @@ import contextlib
 import enum
 import os
 import signal
+import socket
 import stat
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -24,7 +27,7 @@ RECORD_BYTES_MAX = 1 << 20  # Some hundred bytes for each process; larger files 
 FAILED_LOG = "dynamo-serve.log"
 GRAPHS_MAX = 64  # The newest; a machine has a handful.
 DEFAULT_URL = "http://localhost:8000"
-URL_HELP = f"URL of the server; default: the only graph on this machine, else {DEFAULT_URL}"
+CONNECT_TIMEOUT_S = 1.0  # To an address of this machine.
 START_TIME_FIELD = 19
 """Index of the start time in /proc/PID/stat, after the name of the program."""
 
@@ -207,16 +210,24 @@ def send_stop(record: GraphRecord, number: signal.Signals = signal.SIGTERM) -> b
     return False
 
 
-def server_url(given: str | None) -> str:
-    """Return the URL of `--url`; without it, that of the only graph on this machine, or the default one.
+def server_url(url: str) -> str:
+    """Return the URL of a server: without a server at the default one, that of the only graph on this machine, and say so.
 
-    Raise `ConfigError` if there are several graphs and none is at the default URL.
+    Raise `ConfigError` if several graphs run.
     """
-    if given is not None:
-        return given
-    urls = [one.record.url for one in find_graphs() if one.is_running]
-    if not urls or DEFAULT_URL in urls:
-        return DEFAULT_URL
+    urls = sorted(one.record.url for one in find_graphs() if one.is_running) if url == DEFAULT_URL else []
+    if not urls or DEFAULT_URL in urls or _is_listening(DEFAULT_URL):
+        return url
     if len(urls) > 1:
-        raise ConfigError(f"--url: {len(urls)} graphs run on this machine; name one of {', '.join(sorted(urls))}")
+        raise ConfigError(f"--url {url}: no server is there; {len(urls)} graphs run: name one of {', '.join(urls)}")
+    sys.stderr.write(f"no server at {url}; using the graph at {urls[0]}\n")
     return urls[0]
+
+
+def _is_listening(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname, parts.port), CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

@@ -10,7 +10,7 @@ from dynamo.core.errors import ConfigError, DynamoException
 from dynamo.core.progress import activity
 from dynamo.http.client import ChatClient, environment_key
 from dynamo.ops.doctor.command import print_report
-from dynamo.ops.graphs import URL_HELP, server_url
+from dynamo.ops.graphs import DEFAULT_URL, server_url
 from dynamo.ops.report import CheckRow, exit_status, failed, passed
 from dynamo.ops.router_health import chat_once, one_line
 from dynamo.ops.router_modes import MODES, rows_of_mode
@@ -26,7 +26,7 @@ class RouterCheckConfig:
     """Check a frontend: it lists a model, answers a request, and its router works in the given mode."""
 
     model: str | None = option(None, "MODEL", None, "Model that must be served; default: the first that is listed")
-    base_url: str | None = option(None, "--base-url", "DYN_CHAT_URL", URL_HELP, aliases=("--url",))
+    base_url: str = option(DEFAULT_URL, "--base-url", "DYN_CHAT_URL", "URL of the frontend", aliases=("--url",))
     mode: str | None = option(None, "--mode", None, "Router mode to prove with small requests", choices=MODES)
     retries: int = option(0, "--retries", None, "Further attempts, a second apart, until a model is listed")
     timeout_s: float = option(30.0, "--timeout", None, "Timeout of each request, in seconds")

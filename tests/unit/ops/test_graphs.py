@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from dynamo.core.errors import ConfigError
+from dynamo.ops import graphs
 from dynamo.ops.graphs import (
+    DEFAULT_URL,
     RECORD,
     RECORD_BYTES_MAX,
     GraphRecord,
@@ -118,11 +120,15 @@ def test_running_graph_is_selected_before_those_that_ended_with_its_name(home: P
         select([ended, older], None)
 
 
-def test_server_of_the_only_graph_is_the_default(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_at_the_default_url_the_only_graph_is_used(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert server_url(None) == "http://localhost:8000"
+    monkeypatch.setattr(graphs, "_is_listening", lambda url: False)
+    assert server_url(DEFAULT_URL) == DEFAULT_URL
     write_record(home / "logs", record(url="http://localhost:9"))
-    assert server_url(None) == "http://localhost:9"
+    assert server_url(DEFAULT_URL) == "http://localhost:9"
+    assert capsys.readouterr().err == f"no server at {DEFAULT_URL}; using the graph at http://localhost:9\n"
     assert server_url("http://other:1") == "http://other:1"
     other = tmp_path / "dynamo-serve-b"
     (other / "logs").mkdir(parents=True)
@@ -130,10 +136,10 @@ def test_server_of_the_only_graph_is_the_default(home: Path, tmp_path: Path, mon
     with open(other / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         write_record(other / "logs", record(url="http://localhost:7"))
-        with pytest.raises(ConfigError, match="2 graphs run on this machine; name one of http://localhost:7, "):
-            server_url(None)
-        write_record(other / "logs", record())
-        assert server_url(None) == "http://localhost:8000"
+        with pytest.raises(ConfigError, match="2 graphs run: name one of http://localhost:7, http://localhost:9"):
+            server_url(DEFAULT_URL)
+        monkeypatch.setattr(graphs, "_is_listening", lambda url: True)
+        assert server_url(DEFAULT_URL) == DEFAULT_URL
 
 
 def test_process_is_identified_by_its_start_time() -> None:
