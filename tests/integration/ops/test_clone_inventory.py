@@ -2,7 +2,7 @@
 
 import json
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +23,7 @@ SOURCES = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
+    shutil.copytree(SKILL, tmp_path / SKILL.relative_to(ROOT))
     for name, text in SOURCES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -35,10 +36,11 @@ def run(tree: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_documented_invocations_print_ranked_rows_and_totals(tree: Path) -> None:
-    lines = re.findall(r"clone_inventory\.py (--.*)", (SKILL / "SKILL.md").read_text())
-    assert len(lines) == 3
-    for line in lines:
-        done = run(tree, *shlex.split(line))
+    (block,) = re.findall(r"(?s)```sh\n(.*?)```", (SKILL / "SKILL.md").read_text())
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    for line in block.splitlines():
+        command = ["bash", "-euc", line]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tree, env={"PATH": path})
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("RANK")
         assert "by bucket: removable" in done.stdout
