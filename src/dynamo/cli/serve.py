@@ -40,7 +40,8 @@ def serve(argv: list[str], started: float) -> int:
     try:
         return serve_file(argv, variables, started) if names_file(argv) else serve_model(argv, variables, started)
     except ConfigError as error:
-        record_failed_start(shlex.join(["dynamo", "serve", *argv]), str(error))
+        if "--dry-run" not in argv:  # That starts nothing.
+            record_failed_start(shlex.join(["dynamo", "serve", *argv]), str(error))
         raise
 
 

@@ -86,6 +86,8 @@ def user(tmp_path: Path) -> FreshUser:
 
 
 def test_wrong_model_path(user: FreshUser) -> None:
+    user.fails_to_serve("-f", "absent.yaml", "--dry-run")
+    assert not list(user.temporary.glob("dynamo-failed-*")), "a dry run starts nothing"
     error = user.fails_to_serve(f"{user.temporary}/lama-3", "--http-port", "0", "--api-key", "secret-key-1")
     assert error == f"error: model {user.temporary}/lama-3: no such directory"
     found = user.troubleshoot()
