@@ -100,7 +100,7 @@ def test_open_files_that_run_out_are_named(group: ProcessGroup) -> None:
 
 def test_etcd_that_is_lost_while_a_graph_runs_is_named(group: ProcessGroup) -> None:
     with EtcdCluster(group.folder) as etcd:
-        variables = {"ETCD_ENDPOINTS": etcd.wait().endpoints, "DYN_DISCOVERY_BACKEND": "etcd"}
+        variables = {"ETCD_ENDPOINTS": etcd.wait().endpoints, "DYN_DISCOVERY_BACKEND": "etcd", "ETCD_LEASE_TTL": "2"}
         frontend = Frontend(group, **variables)
         group.start("worker", [*PYTHON, *WORKER], variables)
         frontend.wait_listed()
