@@ -14,10 +14,12 @@ from dynamo.kv_router.config import RoutingConfig
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
+from dynamo.routing import kv_push_router
 from dynamo.routing.kv_push_router import KvPushRouter
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE, prefill_routing_request
 from dynamo.serving.phase_routing import UNREACHABLE_S, onward_costs
 from dynamo.serving.served_model import ServedModel
+from dynamo.tokens.hashing import packed_block_hashes
 
 
 @dataclass
@@ -109,6 +111,18 @@ async def test_zone_without_decode_worker_is_the_last_choice(graph: Graph) -> No
 async def test_choice_is_not_counted_at_the_decode_workers(graph: Graph) -> None:
     graph.costs()
     assert {load[2] for load in graph.decode.kv.machine.loads().values()} == {0}
+
+
+async def test_prompt_is_hashed_once_for_all_zones(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def packed(tokens: list[int], *more: Any) -> bytes:
+        hashed.append(len(tokens))
+        return packed_block_hashes(tokens, *more)
+
+    monkeypatch.setattr(kv_push_router, "packed_block_hashes", packed)
+    assert len(graph.costs()) == 2
+    assert hashed == [640]
 
 
 async def test_graph_with_one_zone_or_none_needs_no_comparison(graph: Graph) -> None:
