@@ -286,7 +286,8 @@ def test_operator_process_runs_a_graph_with_grove(
         shown = capsys.readouterr().out
         assert "decode     2/2    Ready" in shown
         ready = f'resource_type="{GRAPHS.kind}",namespace="default",status="ready"'
-        assert f"dynamo_operator_resources_total{{{ready}}} 1" in metrics(port)
+        counted = f"dynamo_operator_resources_total{{{ready}}} 1"
+        processes.wait_until(lambda: counted in metrics(port), "the operator does not see its own status")
     finally:
         processes.stop()
 
