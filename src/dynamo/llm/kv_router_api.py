@@ -26,9 +26,9 @@ from dynamo.llm.radix_tree import OverlapScores, scores_of
 from dynamo.protocols.kv_events import WorkerKvEvent
 from dynamo.routing.busy import Thresholds
 from dynamo.routing.endpoint_router import CountedProgress, EndpointRouter, min_initial_workers
-from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.python_config import KvRouterConfig
 from dynamo.routing.remote_indexer import IndexerServer
+from dynamo.routing.topology import constraints_of
 from dynamo.runtime.component import Endpoint
 from dynamo.runtime.context import Context
 from dynamo.runtime.streams import ResponseStream

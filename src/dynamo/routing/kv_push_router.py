@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import setting
-from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded
+from dynamo.core.errors import DynamoException, Overloaded
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_events.durable import DurableEvents
 from dynamo.kv_events.forward_pass import PaceListener
@@ -39,7 +39,7 @@ from dynamo.routing.remote_indexer import RemoteIndexer
 from dynamo.routing.shared_cache import SharedCache
 from dynamo.routing.sync.affinity_sync import AffinitySync
 from dynamo.routing.sync.replica_sync import ReplicaSync
-from dynamo.routing.topology import near_taint_of, taints_of
+from dynamo.routing.topology import constraints_of, near_taint_of, taints_of
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.metric_labels import worker_labels
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
@@ -615,19 +615,3 @@ def _tokens_of(info: Mapping[str, Any], request: PreprocessedRequest) -> Sequenc
     """Return the tokens by which a prompt is routed: with image placeholder tokens if the request has them."""
     tokens = info.get("routing_token_ids")
     return tokens if isinstance(tokens, list) and tokens else request.token_ids
-
-
-def constraints_of(given: dict[str, Any] | None) -> tuple[frozenset[str], dict[str, float]]:
-    """Return required and preferred taints of `routing_constraints`. Raises `InvalidArgument`."""
-    if not given:
-        return frozenset(), {}
-    required, preferred = given.get("required_taints") or [], given.get("preferred_taints") or {}
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-        raise InvalidArgument(
-            f"routing_constraints.required_taints is {required!r}: expected a list of names", param="nvext"
-        )
-    if not isinstance(preferred, dict) or not all(isinstance(one, int | float) for one in preferred.values()):
-        raise InvalidArgument(
-            f"routing_constraints.preferred_taints is {preferred!r}: expected a weight for each name", param="nvext"
-        )
-    return frozenset(required), preferred

@@ -11,14 +11,14 @@ while the worker starts, so it waits for the file of the transfer domain.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import environ, read_bool, setting
-from dynamo.core.errors import ConfigError, NotReady
+from dynamo.core.errors import ConfigError, InvalidArgument, NotReady
 from dynamo.model_card.runtime_config import TOPOLOGY_TAINTS
 from dynamo.protocols.model_card import RuntimeConfig
 
@@ -173,3 +173,19 @@ def _weight(given: Mapping[str, str]) -> float | None:
     if not 0.0 <= weight <= 1.0:
         raise ConfigError(f"DYN_KV_TRANSFER_PREFERRED_WEIGHT={text!r}: must be a number from 0 to 1")
     return weight
+
+
+def constraints_of(given: dict[str, Any] | None) -> tuple[frozenset[str], dict[str, float]]:
+    """Return required and preferred taints of `routing_constraints`. Raises `InvalidArgument`."""
+    if not given:
+        return frozenset(), {}
+    required, preferred = given.get("required_taints") or [], given.get("preferred_taints") or {}
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise InvalidArgument(
+            f"routing_constraints.required_taints is {required!r}: expected a list of names", param="nvext"
+        )
+    if not isinstance(preferred, dict) or not all(isinstance(one, int | float) for one in preferred.values()):
+        raise InvalidArgument(
+            f"routing_constraints.preferred_taints is {preferred!r}: expected a weight for each name", param="nvext"
+        )
+    return frozenset(required), preferred

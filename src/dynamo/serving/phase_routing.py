@@ -10,9 +10,8 @@ import msgspec
 
 from dynamo.core.errors import DynamoException, NotReady
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE, PrefillFacts, prefill_routing_request
-from dynamo.routing.topology import near_taint_of, taints_of, transfer_constraints
+from dynamo.routing.topology import constraints_of, near_taint_of, taints_of, transfer_constraints
 from dynamo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,9 @@ from dynamo.kv_router.runs import pack
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PrefillResult, PreprocessedRequest, Routing
 from dynamo.protocols.model_card import ModelDeploymentCard, RuntimeConfig
-from dynamo.routing.kv_push_router import KvPushRouter, constraints_of, facts_of
+from dynamo.routing.kv_push_router import KvPushRouter, facts_of
 from dynamo.routing.prefill_plan import DECODE_OVERRIDE
+from dynamo.routing.topology import constraints_of
 from dynamo.tokens.hashing import block_hashes, mixed_block_hashes, seed_of
 
 BLOCK = 4

@@ -28,7 +28,6 @@ from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import TrackingKey
 from dynamo.protocols.active_sequences import AddedSequence
 from dynamo.routing.endpoint_router import load_table, overlap_table
-from dynamo.routing.kv_push_router import constraints_of
 from dynamo.routing.services.indexed_models import Held, IndexedModels, Place, add_tiers, shown
 from dynamo.routing.services.indexer_peers import Peers
 from dynamo.routing.services.pending_selections import PendingSelections, SelectionCacheConfig
@@ -50,7 +49,7 @@ from dynamo.routing.services.worker_catalog import (
     read,
 )
 from dynamo.routing.sync.replica_peers import ReplicaPeers
-from dynamo.routing.topology import topology_taint
+from dynamo.routing.topology import constraints_of, topology_taint
 from dynamo.text.multimodal.routing_hashes import hashes_of
 from dynamo.tokens.hashing import U64
 
