@@ -49,7 +49,7 @@ def adopt_descendants() -> None:
 def run(command: Sequence[str], limit_s: float, alive: Callable[[float], None]) -> Ended:
     """Run a program. `alive` is called every half minute with its seconds so far."""
     folder = tempfile.mkdtemp(prefix="dynb-")  # Short: paths of Unix sockets have at most 107 bytes.
-    began = time.monotonic()
+    began, earlier = time.monotonic(), frozenset(_children())
     try:
         process = subprocess.Popen(command, cwd=ROOT, env={**environ(), "TMPDIR": folder})
         try:
@@ -62,7 +62,7 @@ def run(command: Sequence[str], limit_s: float, alive: Callable[[float], None]) 
             _wait_for_end(process)
             raise
         finally:
-            left = _end_left(process)
+            left = _end_left(process, earlier)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Ended(reason, time.monotonic() - began, left)
@@ -91,13 +91,13 @@ def _wait_for_end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _end_left(process: "subprocess.Popen[bytes]") -> int:
-    """End the program and what it left; return the number of processes left."""
+def _end_left(process: "subprocess.Popen[bytes]", earlier: frozenset[int]) -> int:
+    """End the program and what it left, but no child of this process from before; return the number of processes left."""
     if process.poll() is None:
         process.kill()
         process.wait()
     deadline, found = time.monotonic() + GRACE_S, set[int]()
-    while (children := _children()) and time.monotonic() < deadline:
+    while (children := _reaped(earlier)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     while children:
         found |= set(children)
@@ -107,15 +107,20 @@ def _end_left(process: "subprocess.Popen[bytes]") -> int:
         for pid in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        children = _children()  # Their children are ours now.
+        children = _reaped(earlier)  # Their children are ours now.
     return len(found)
 
 
 def _children() -> list[int]:
-    """Return the children of this process that have not ended."""
+    """Return the children of this process, also those that have ended and were not waited for."""
+    return [pid for pid, parent in read_parents().items() if parent == os.getpid()]
+
+
+def _reaped(earlier: frozenset[int]) -> list[int]:
+    """Return the children that began later and have not ended; those that have are waited for."""
     found = []
-    for pid in [pid for pid, parent in read_parents().items() if parent == os.getpid()]:
+    for pid in _children():
         with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if pid not in earlier and os.waitpid(pid, os.WNOHANG) == (0, 0):
                 found.append(pid)
     return found

@@ -89,13 +89,14 @@ def test_processes_and_files_that_a_program_leaves_are_removed(tmp_path: Path) -
         f"open({str(tmp_path / 'found')!r}, 'w').write(f'{{child.pid}} {{tempfile.gettempdir()}}'); sys.exit(0)"
     )
     runner = (
-        "from benchmarks import suite_process as one; one.adopt_descendants(); one.GRACE_S = 0.0;"
-        f"print(one.run([{sys.executable!r}, '-c', {program!r}], 30.0, print).left)"
+        "import subprocess; from benchmarks import suite_process as one; one.adopt_descendants(); one.GRACE_S = 0.0;"
+        "own = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL);"
+        f"print(one.run([{sys.executable!r}, '-c', {program!r}], 30.0, print).left, own.poll()); own.kill()"
     )
     done = subprocess.run(
         [sys.executable, "-c", runner], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.split() == ["1"]
+    assert done.stdout.split() == ["1", "None"]  # A child from before is left alone.
     pid, folder = (tmp_path / "found").read_text().split()
     assert not Path("/proc", pid).exists()
     assert not Path(folder).exists()
