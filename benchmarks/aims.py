@@ -123,7 +123,7 @@ KV_WHY = (
     "hashing, the decision and the workers' events are paid per request, and a token of round robin costs 3 to 4 µs"
 )
 IMPORTS_WHY = "Python's interpreter and the modules of the request path"
-FLOODS_WHY = "large gRPC messages are decoded on the event loop; the others are several bodies of 100 MB at once and a thousand handshakes at once"
+FLOODS_WHY = "several requests of a million token ids at once: each thread that decodes one holds the interpreter lock for its time"
 REPLAY_WHY = (
     "each step of a worker that ends a sequence, needs a block or computes a prompt is an event of its own, in Python"
 )
@@ -145,6 +145,11 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
     "frontend_memory": (
         Aim("memory at the start, over the released", ours_over_theirs("start"), 0.5, why=IMPORTS_WHY),
         Aim("memory with 256 streams, over the released", ours_over_theirs("busy"), 0.5),
+    ),
+    "start": (
+        Aim("time until the frontend is ready, over the released", at("ratios", "ready_s"), 1.0, why=IMPORTS_WHY),
+        Aim("memory of a frontend without a model, over the released", at("ratios", "rss_mib"), 0.5, why=IMPORTS_WHY),
+        Aim("start of `dynamo serve` to the first chat, s", at("serve_demo_s"), 1.5),
     ),
     "http_workers": (
         Aim("requests per second of two processes, over the released on all cores", over(at("requests_per_s", "ours, 2 processes"), at("requests_per_s", "theirs")), 1.0, LEAST),
@@ -169,6 +174,7 @@ AIMS: Mapping[str, tuple[Aim, ...]] = {
         Aim("decode of one sequence, over transformers", at("ratios", "decode 1"), 1.0, LEAST),
         Aim("decode of 8 sequences, over transformers", at("ratios", "decode 8"), 1.0, LEAST),
         Aim("prefill of 512 tokens, over transformers", at("ratios", "prefill 512"), 1.0, LEAST),
+        Aim("prefill of 1,536 tokens, over transformers", at("ratios", "prefill 1536"), 1.0, LEAST),
         Aim("chunked prefill, over one shot", at("chunked_over_one_shot"), 1.1),
     ),
     "lora_step": (
