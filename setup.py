@@ -1,5 +1,6 @@
-"""Setup: the package's two compiled modules, equivalents of `dynamo.kv_router.names.PythonNames` and of functions of
-`dynamo.tokens.hashing`; the rest is in pyproject.toml.
+"""Setup: the package's five compiled modules, equivalents of `dynamo.kv_router.names.PythonNames`,
+`dynamo.mocker.simulation.marks.PythonMarks` and `dynamo.text.tokenizer.word_tokenizer`, and of functions of
+`dynamo.tokens.hashing` and `dynamo.serving.token_path`; the rest is in pyproject.toml.
 
 They are built where a C compiler works; elsewhere, and with DYNAMO_PURE=1, the package and its wheel are pure Python.
 """
@@ -12,7 +13,16 @@ from setuptools import Extension, setup
 
 SOURCES = {
     "dynamo.kv_router._names": "src/dynamo/kv_router/_names.c",
+    "dynamo.mocker.simulation._marks": "src/dynamo/mocker/simulation/_marks.c",
+    "dynamo.serving._token_path": "src/dynamo/serving/_token_path.c",
+    "dynamo.text.tokenizer._compiled_words": "src/dynamo/text/tokenizer/_compiled_words.c",
     "dynamo.tokens._hashing": "src/dynamo/tokens/_hashing.c",
+}
+HEADERS = {
+    "dynamo.text.tokenizer._compiled_words": [
+        "src/dynamo/text/tokenizer/_merges.h",
+        "src/dynamo/text/tokenizer/_split_rules.h",
+    ]
 }
 
 
@@ -34,5 +44,7 @@ def can_compile() -> bool:
     return True
 
 
-extensions = [Extension(name, [source], optional=True) for name, source in SOURCES.items()]
+extensions = [
+    Extension(name, [source], depends=HEADERS.get(name, []), optional=True) for name, source in SOURCES.items()
+]
 setup(ext_modules=extensions if can_compile() else [])

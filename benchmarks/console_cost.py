@@ -13,12 +13,12 @@ import time
 import timeit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.plane import write_results
+from benchmarks.report import guarded, write_result
 from benchmarks.stacks import HOST, MODEL_NAME, Recipe, Stack, ours
 from dynamo.core.config import exit_on_config_error, load, option
 from dynamo.cpu.config import DEMO_MODEL
@@ -125,11 +125,10 @@ def main() -> int:
     for name, value in figures["core_share"].items():
         print(f"{name:<14}{value:8.3%} of a core")
     print(f"record of a request {figures['record_us']:.2f} µs")
-    write_results(
-        "console_cost", {"seconds": config.seconds, "rounds": config.rounds, "workers": config.workers}, figures
-    )
+    kept = {"settings": asdict(config), "figures": figures}
+    print(f"written to {write_result('console_cost', kept, is_whole=config == ConsoleCostBench())}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(exit_on_config_error(main))
+    exit_on_config_error(lambda: guarded(main))

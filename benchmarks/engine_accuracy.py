@@ -1,6 +1,6 @@
 """Accuracy of the profiler's performance model against published measurements of real engines.
 
-    python -m benchmarks.engine_accuracy [--save] [--quick]
+    python -m benchmarks.engine_accuracy [--quick]
 
 The points are those of `measured_engines.csv`: closed loops on GPUs, published with AIConfigurator (Apache-2.0, `silicon_sample.csv`
 of github.com/ai-dynamo/aiconfigurator at 095f58a), reduced to the medians of equal runs. Three questions are answered:
@@ -244,7 +244,6 @@ def profile(start: Efficiency) -> dict[str, Any] | None:
 def main() -> int:
     """Print the errors; return 1 where those on NVIDIA's points exceed AIConfigurator's, or the shipped efficiencies are old."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine_accuracy.json")
     parser.add_argument("--quick", action="store_true", help="only NVIDIA's points and the measured profile")
     options = parser.parse_args()
     groups = measured()
@@ -270,8 +269,7 @@ def main() -> int:
     print_line(f"B200 points, each from the others, with the profiler's weight: {tuned}")
     print_line(f"B200 points, without any: {found['b200']['uncorrected']['mean absolute error %']}")
     print_line(f"H200 profile: {found['h200 profile']}")
-    if options.save:
-        print_line(write_result("engine_accuracy", found, is_whole=not options.quick))
+    print_line(write_result("engine_accuracy", found, is_whole=not options.quick))
     is_current = options.quick or all(
         abs(found["efficiencies"][backend][name] / value - 1) < 0.02
         for backend, one in EFFICIENCIES.items()

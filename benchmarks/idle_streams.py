@@ -11,7 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.plane import allow_many_files, pair, pythons, write_results
+from benchmarks.plane import allow_many_files, pair, pythons
+from benchmarks.report import write_result
 from dynamo.core.config import exit_on_config_error, load, option
 
 WARM_UP = 200
@@ -61,8 +62,8 @@ def main() -> int:
         ours, theirs = (figures[name].caller_bytes + figures[name].worker_bytes for name in ("ours", "theirs"))
         result["ratio"] = ours / theirs
         print(f"ours/theirs, both ends: {ours / theirs:.2f}")
-    if not config.quick:
-        write_results("idle_streams", asdict(config), result)
+    kept = {"settings": asdict(config), "figures": result}
+    print(f"written to {write_result('idle_streams', kept, is_whole=not config.quick)}")
     return 0
 
 

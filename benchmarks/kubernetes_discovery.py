@@ -1,6 +1,6 @@
 """Cost of a thousand worker pods for a process that watches them through Kubernetes discovery.
 
-    python -m benchmarks.kubernetes_discovery [--workers 1000] [--changes 20] [--idle-s 10] [--save]
+    python -m benchmarks.kubernetes_discovery [--workers 1000] [--changes 20] [--idle-s 10]
 
 The pods are objects of the API server of tests, which runs in a process of its own: a DynamoWorkerMetadata with an
 endpoint and a model card each, and EndpointSlices of a hundred addresses, as Kubernetes writes them. Printed are the
@@ -52,7 +52,6 @@ class KubernetesBench:
     workers: int = option(1000, "--workers", None, "How many worker pods exist")
     changes: int = option(20, "--changes", None, "How many changes are timed")
     idle_s: float = option(10.0, "--idle-s", None, "How long to measure the cost while nothing happens")
-    save: bool = option(False, "--save", None, "Whether to write the result file")
 
 
 @contextmanager
@@ -194,7 +193,7 @@ def main() -> int:
         figures = found[what]
         print_line(f"{what}: median {figures['median'] * 1e3:.1f} ms, at most {figures['max'] * 1e3:.1f} ms")
     print_line(f"idle: {found['idle_share_of_a_core'] * 100:.3f} % of a core; memory {found['memory_mb']:.0f} MB")
-    print_line(f"written to {write_result('kubernetes_discovery', found, is_whole=config.save)}")
+    print_line(f"written to {write_result('kubernetes_discovery', found, is_whole=config == KubernetesBench())}")
     return 0
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.report import write_result
 from dynamo.cpu.adapter import Adapted, Adapter, AdapterDelta, LayerDeltas, rows_of
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import TokenSpan
 from dynamo.cpu.config import DEMO_MODEL
 from dynamo.cpu.model import Batch, TransformerModel, load_weights
+from dynamo.cpu.spans import TokenSpan
 
 CONTEXT = 100
 SLOTS = 128

@@ -1,6 +1,6 @@
 """Operator at scale: many graphs until all are ready, compared with a kopf prototype that makes the same objects.
 
-    python -m benchmarks.operator_scale [--graphs 150] [--many 500] [--save]
+    python -m benchmarks.operator_scale [--graphs 150] [--many 500]
 
 A graph has three components (frontend, prefill, decode) of one pod each: one account with role and binding, and for each
 component a DynamoComponentDeployment, a Deployment and a Service, 12 objects in all. Each contender has an API server of
@@ -55,7 +55,6 @@ class OperatorBench:
 
     graphs: int = option(150, "--graphs", None, "Number of graphs for the comparison")
     many: int = option(500, "--many", None, "Number of graphs whose memory is measured for ours; 0: skip")
-    save: bool = option(False, "--save", None, "Whether to write the result file")
 
     def __post_init__(self) -> None:
         if self.graphs < 1:
@@ -213,7 +212,7 @@ def run(config: OperatorBench) -> int:
         "graphs": config.graphs, "many": config.many, "kopf": PACKAGES[0],
         "server": "kube-apiserver" if is_released else "tests.cluster.kubernetes", "figures": found,
     }  # fmt: skip
-    print_line(f"written to {write_result('operator_scale', result, is_whole=config.save)}")
+    print_line(f"written to {write_result('operator_scale', result, is_whole=config == OperatorBench())}")
     return 0
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import platform
 import resource
 import select
 import subprocess
@@ -19,7 +18,6 @@ from benchmarks.peer import PeerMissing, ensure_peer
 from dynamo.core.config import environ
 
 PROGRAM = str(Path(__file__).parent / "plane_program.py")
-RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 180.0
 
 
@@ -102,27 +100,3 @@ def allow_many_files(count: int) -> None:
     """Raise the limit of open files of this process and its children as far as the machine allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count)), hard))
-
-
-def write_results(name: str, settings: dict[str, Any], figures: Any) -> None:
-    """Write a run to `benchmarks/results`."""
-    RESULTS.mkdir(exist_ok=True)
-    result = {
-        "program": f"python -m benchmarks.{name}",
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version(),
-                    "load_average": os.getloadavg()[0]},
-        "settings": settings,
-        "figures": figures,
-    }  # fmt: skip
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

@@ -1,6 +1,6 @@
 """What scaling policies are worth: loads under static worker counts, upstream's planner presets and ours, in virtual time.
 
-    python -m benchmarks.planner_quality [--trace conversation.jsonl.gz] [--full] [--tune] [--seeds N] [--jobs N] [--save]
+    python -m benchmarks.planner_quality [--trace conversation.jsonl.gz] [--full] [--tune] [--seeds N] [--jobs N]
 
 Every contender drives the same simulated engines through the production router and, where it scales, `PlannerCore`. Goodput is
 the output tokens per second of requests that meet both objectives (TTFT 2 s, ITL 50 ms), over the duration of the load. GPU-hours
@@ -33,6 +33,8 @@ from dynamo.replay.trace import read
 
 TTFT_MS, ITL_MS = 2000.0, 50.0
 STARTUP_S = 30.0
+SEEDS = 5
+"""Seeds of the results file."""
 WORKERS_MAX, WORKERS_AT_START = 8, 4
 ENGINE = EngineArgs(startup_time=STARTUP_S)
 PROMPT_TOKENS, OUTPUT_TOKENS, SIGMA = 10_000, 350, 0.7
@@ -317,9 +319,8 @@ def main() -> None:
     parser.add_argument("--load", action="append", default=[], help="only this load; repeatable")
     parser.add_argument("--contender", action="append", default=[], help="only this contender; repeatable")
     parser.add_argument("--seconds", type=float, help="duration of each load")
-    parser.add_argument("--seeds", type=int, help="seeds of generated loads")
+    parser.add_argument("--seeds", type=int, help=f"seeds of generated loads; the results file has {SEEDS}")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write the results file")
     parser.add_argument("--docs", action="store_true", help="only write the table of the results file into docs/")
     given = parser.parse_args()
     if given.docs:
@@ -341,7 +342,9 @@ def main() -> None:
     path = write_result(
         "planner_quality",
         {"rows": [asdict(row) for row in rows], "verdicts": {load: verdict(one) for load, one in found.items()}},
-        is_whole=given.save,
+        is_whole=bool(given.trace)
+        and given.seeds == SEEDS
+        and not (given.full or given.tune or given.load or given.seconds),
     )
     print_line(f"\nwritten to {path}")
 

@@ -1,6 +1,6 @@
 """Cost of the planner core: processor time of a tick, and memory over many of them.
 
-    python -m benchmarks.planner_tick [--ticks 10000] [--workers 64] [--save]
+    python -m benchmarks.planner_tick [--ticks 10000] [--workers 64]
 
 The workers are prefill and decode engines in equal numbers; each reports a forward pass per tick. Both kinds of scaling are on
 (target sla) with Kalman prediction and live performance models, and each tick is recorded as it is in production. The load is
@@ -56,7 +56,6 @@ class PlannerTickBench:
 
     ticks: int = option(10_000, "--ticks", None, "Ticks, in ten laps")
     workers: int = option(64, "--workers", None, "Workers; half of them are prefill workers")
-    save: bool = option(False, "--save", None, "Write the results file")
 
 
 def steps_of(rng: random.Random, workers: int, load_factor: float) -> dict[RankKey, ForwardPassMetrics]:
@@ -136,8 +135,7 @@ def main() -> int:
     cpu = found["tick_cpu_ms"]
     print(f"CPU per tick of {config.workers} workers: median {cpu['median']:.2f} ms, p99 {cpu['p99']:.2f} ms")
     print(f"memory {found['growth']:+.1%} after the first tenth of {found['ticks']} ticks")
-    if config.save:
-        write_result("planner_tick", found, is_whole=True)
+    print(f"written to {write_result('planner_tick', found, is_whole=config == PlannerTickBench())}")
     return int(cpu["median"] > TICK_MS_MAX or found["growth"] > GROWTH_MAX)
 
 

@@ -1,6 +1,6 @@
 """Quality and cost of the search of `dynamo recommend`, against every configuration of its grid.
 
-    python -m benchmarks.recommend_search [--trace conversation.jsonl.gz] [--requests N] [--save]
+    python -m benchmarks.recommend_search [--trace conversation.jsonl.gz] [--requests N]
 
 For three generated loads, and the first requests of a trace, all aggregated and disaggregated deployments of up to four GPUs, with
 all batch limits, router policies and queue policies, are simulated under the whole load. The search may use a tenth of that cost, counted in simulated
@@ -24,6 +24,7 @@ from dynamo.profiler.recommend.simulation import CandidateDeployment, Deployment
 from dynamo.profiler.search import PREFILL_TOKENS, EngineChoice
 
 GPUS = 4
+REQUESTS = 200
 LIMIT, COST = 0.03, 0.1
 REPORT_EVERY = 25
 BASE = RecommendConfig(model="Qwen/Qwen3-8B", gpu="h100_sxm", gpus=GPUS, request_rate=1.0)
@@ -110,8 +111,7 @@ def main() -> int:
     """Print the comparison; return 1 where the search misses its aims."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", help="Mooncake conversation trace")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/recommend_search.json")
+    parser.add_argument("--requests", type=int, default=REQUESTS)
     options = parser.parse_args()
     loads = {name: replace(config, requests=options.requests) for name, config in LOADS.items()}
     if options.trace:
@@ -124,8 +124,8 @@ def main() -> int:
         for name, one in found.items()
     ]
     print_line(table(["load", "configurations", "best", "found", "loss", "cost"], rows, words=4))
-    if options.save:
-        print_line(write_result("recommend_search", {"loads": found}, is_whole=bool(options.trace)))
+    is_whole = bool(options.trace) and options.requests == REQUESTS
+    print_line(write_result("recommend_search", {"loads": found}, is_whole=is_whole))
     return int(any(one["loss"] > LIMIT or one["cost"] > COST for one in found.values()))
 
 

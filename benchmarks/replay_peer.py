@@ -1,6 +1,6 @@
 """Offline replay compared with the released one: the same traces and arguments, for each engine type.
 
-    python -m benchmarks.replay_peer [--requests 2000]
+    python -m benchmarks.replay_peer [--requests 2000] [--cases sglang,disaggregated]
 
 Both simulations run in virtual time, so that the machine's load has no influence. Round-robin runs are determined by the
 trace; the KV router breaks ties at random, hence its rows are means over several traces. Printed are the differences of ours
@@ -22,6 +22,7 @@ from benchmarks.corpus import ROOT
 from benchmarks.peer import PeerMissing, ensure_peer
 from benchmarks.report import OURS, THEIRS, print_line, table, write_result
 from dynamo.core.config import environ, exit_on_config_error, load, option
+from dynamo.core.errors import ConfigError
 
 PROGRAM = os.path.join(ROOT, "benchmarks", "replay_peer_run.py")
 RUN_S = 900.0
@@ -42,14 +43,6 @@ FIGURES = (
     "p90_e2e_latency_ms", "p99_e2e_latency_ms", "output_throughput_tok_s", "prefix_cache_reused_ratio",
 )  # fmt: skip
 HEADS = ("TTFT p50", "p90", "p99", "ITL p50", "p90", "p99", "e2e p50", "p90", "p99", "tok/s", "reuse")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPeerBench:
-    """Options of the program."""
-
-    requests: int = option(2000, "--requests", None, "Requests of each trace")
-    quick: bool = option(False, "--quick", None, "200 requests, one engine, and no result file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +91,28 @@ def cases(engines: Sequence[str] = ENGINES) -> list[Case]:
         found += [Case(engine, one, "kv_router", seed=seed) for one in LOADS for seed in range(1, SEEDS + 1)]
         found += [Case(engine, "near", "kv_router", seed=seed, is_disaggregated=True) for seed in range(1, SEEDS + 1)]
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPeerBench:
+    """Options of the program."""
+
+    requests: int = option(2000, "--requests", None, "Requests of each trace")
+    cases: list[str] = option(
+        [], "--cases", None, "Only the cases whose names contain all of these, and no result file"
+    )
+    quick: bool = option(False, "--quick", None, "200 requests, one engine, and no result file")
+
+    def chosen(self) -> list[Case]:
+        """Return the comparisons to run. Raise `ConfigError` if there are none."""
+        found = [
+            case
+            for case in cases(ENGINES[:1] if self.quick else ENGINES)
+            if all(part in case.name for part in self.cases)
+        ]
+        if not found:
+            raise ConfigError(f"--cases {','.join(self.cases)}: no case has all of these in its name")
+        return found
 
 
 def write_trace(path: str, requests: int, rate: float, seed: int) -> None:
@@ -172,13 +187,13 @@ def main() -> int:
         print_line(f"the peer is missing: {error}")
         return 1
     requests = 200 if bench.quick else bench.requests
-    found = compare(peer, cases(ENGINES[:1] if bench.quick else ENGINES), requests)
+    found = compare(peer, bench.chosen(), requests)
     rows = [
         [case.name, *(f"{100 * difference(one[figure]):+.1f}" for figure in FIGURES)] for case, one in found.items()
     ]
     print_line(table(["%", *HEADS], rows))
     kept = {"requests": requests, "cases": {case.name: figures for case, figures in found.items()}}
-    print_line(write_result("replay_peer", kept, is_whole=not bench.quick))
+    print_line(write_result("replay_peer", kept, is_whole=not (bench.quick or bench.cases)))
     return 0
 
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import response_frames
-from benchmarks.plane import Party, pair, pythons, write_results
+from benchmarks.plane import Party, pair, pythons
+from benchmarks.report import write_result
 from dynamo.core.config import exit_on_config_error, load, option
 
 WARM_UP_CALLS = 200
@@ -125,14 +126,14 @@ def main() -> int:
     figures = rounds(config)
     ratios = show({name: median(all_rounds) for name, all_rounds in figures.items()})
     engines = frames(config)
-    if not config.quick:
-        result: dict[str, Any] = {
-            "medians": {name: asdict(median(all_rounds)) for name, all_rounds in figures.items()},
-            "ratios": ratios,
-            "engines": engines,
-            "rounds": {name: [asdict(one) for one in all_rounds] for name, all_rounds in figures.items()},
-        }
-        write_results("request_plane", asdict(config), result)
+    result: dict[str, Any] = {
+        "medians": {name: asdict(median(all_rounds)) for name, all_rounds in figures.items()},
+        "ratios": ratios,
+        "engines": engines,
+        "rounds": {name: [asdict(one) for one in all_rounds] for name, all_rounds in figures.items()},
+    }
+    kept = {"settings": asdict(config), "figures": result}
+    print(f"written to {write_result('request_plane', kept, is_whole=not config.quick)}")
     return 0
 
 

@@ -24,7 +24,11 @@ held out     documents    twelve questions on each of a moving set of documents 
              assistants, split   sessions of six turns on three prefill and five decode workers, transfers at 25 GB/s
              library, tiers      120 documents of 8,192 tokens, unequally popular, caches of an eighth of their sum, host memory at 16 GB/s
              uneven       tasks on workers of which two have half and two 0.7 of the speed of the others
+             forms        200 forms of 2,560 tokens, equally likely, answers of 70 tokens
+             notebooks    sessions of nine turns on 50 notebooks of 4,096 tokens, caches of two thirds of their sum
              trace, 2     second half of the recorded trace
+
+`forms` and `notebooks` were written last, after every constant.
 """
 
 import random
@@ -278,6 +282,23 @@ def batch(rate: float, seed: int, count: int) -> Sessions:
     return found
 
 
+def forms(rate: float, seed: int, count: int) -> Sessions:
+    rng, prompts, found = random.Random(seed), Prompts(5), Sessions()
+    for at, at_ms in enumerate(arrivals(rng, rate, count)):
+        kind, tokens = rng.randrange(200), 5 * BLOCK + rng.randrange(40, 400)
+        found.append(single(f"k{kind}.{at}", prompts.of(kind, tokens), tokens, length(rng, 70), at_ms))
+    return found
+
+
+def notebooks(rate: float, seed: int, count: int) -> Sessions:
+    rng, prompts = random.Random(seed), Prompts(8)
+    return [
+        talks(rng, prompts, f"k{kind}.{at}", kind, at_ms, 9, (100, 900), 150, 2000, 8 * BLOCK)
+        for at, at_ms in enumerate(arrivals(rng, rate / 9, count // 9))
+        for kind in (rng.randrange(50),)
+    ]
+
+
 @cache
 def trace_of(path: str) -> Sessions:
     """Return the sessions of a trace."""
@@ -336,6 +357,8 @@ HELD_OUT: dict[str, Load] = {
         library, 16, EngineArgs(num_gpu_blocks=2000, num_host_blocks=9000, host_offload_h2d_bandwidth_gbps=16)
     ),
     "uneven": Load(tasks, 72, speeds={0: 0.5, 1: 0.5, 2: 0.7, 3: 0.7}),
+    "forms": Load(forms, 96),
+    "notebooks": Load(notebooks, 18, small(2133)),
 }
 TRACE_RATE = 17.0
 

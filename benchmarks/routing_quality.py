@@ -10,6 +10,7 @@ at which the cluster saturates: light 0.2, near 0.75, over 1.25. KV events reach
 saturation also after 5 and 50 ms. Lag, training loads, and the policies of `ONCE` have one seed. Finished cells are kept in a file and not run again.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,10 +19,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import dynamo
+from benchmarks import routing_loads
 from benchmarks.corpus import cache_dir
 from benchmarks.report import RESULTS, machine, print_line, write_result
 from benchmarks.routing_cases import case_tables, cases
@@ -52,15 +56,21 @@ STRENGTHS = {"light": 0.2, "near": 0.75, "over": 1.25}
 LAGS_MS = (0, 5, 50)
 TENANT_REQUESTS = 10
 """Requests of a common beginning from which it counts as a tenant."""
+SIMULATED = ("kv_router", "mocker", "replay", "tokens")
+"""Packages that determine the figures."""
 LONGEST = 0.05
 """Share of the requests that counts as the longest prompts."""
 PAGE = Path(__file__).parent.parent / "docs" / "balanced.md"
 BEGIN, END = "<!-- tables of benchmarks/results/routing_quality.json -->", "<!-- end of the tables -->"
 GRID: dict[str, tuple[float, ...]] = {
-    "RECOMPUTE_WEIGHT_IDLE": (2.0, 3.0, 4.0),
+    "RECOMPUTE_WEIGHT_IDLE": (3.0, 4.0, 5.0),
     "RECOMPUTE_WEIGHT_FILLED": (3.0, 6.0, 12.0),
     "RECOMPUTE_WEIGHT_MAX": (6.0, 12.0, 24.0),
     "RECOMPUTE_FULL_SHARE": (0.25, 0.4, 0.6),
+    "ANSWER_S": (0.6, 1.2, 2.4),
+    "RECENT_WEIGHT": (0.0, 0.03, 0.1),
+    "COPIES": (1.0, 3.0, 8.0),
+    "RECOMPUTE_SHARE_MIN": (0.1, 0.3, 1.0),
     "QUEUE_DELAY_WEIGHT": (4.0, 8.0, 12.0),
     "DECODING": (0.3, 0.6, 1.0),
     "EVICTION_DELAY_WEIGHT": (2.0, 6.0, 12.0),
@@ -164,21 +174,32 @@ def worst_tenant(flights: Sequence[Flight], rows: Sequence[RequestRow]) -> float
 
 
 def run_all(cells: Sequence[Cell], jobs: int, kept: Path) -> dict[str, dict[str, Any]]:
-    """Return the figures of all cells by key; those in the file `kept` are read from it."""
+    """Return the figures of all cells by key; those in the file `kept` are read from it, if they are of this code."""
     found: dict[str, dict[str, Any]] = {}
     if kept.exists():
-        found = {row["key"]: row["figures"] for row in map(json.loads, kept.read_text().splitlines())}
+        rows = map(json.loads, kept.read_text().splitlines())
+        found = {row["key"]: row["figures"] for row in rows if row.get("code") == code_digest()}
     missing = [cell for cell in cells if cell.key not in found]
     began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, kept.open("a") as file:
         for done, (key, made) in enumerate(pool.imap_unordered(_keyed, missing), 1):
             found[key] = made
-            file.write(json.dumps({"key": key, "figures": made}) + "\n")
+            file.write(json.dumps({"key": key, "code": code_digest(), "figures": made}) + "\n")
             file.flush()
             if done % 50 == 0:
                 left = (time.monotonic() - began) / done * (len(missing) - done)
                 print(f"{done} of {len(missing)}, {left:.0f} s left", file=sys.stderr, flush=True)
     return found
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the code that determines the figures of a cell."""
+    files = [file for package in SIMULATED for file in sorted(Path(dynamo.__path__[0], package).rglob("*.py"))]
+    digest = hashlib.sha256()
+    for file in (Path(routing_loads.__file__), *files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _keyed(cell: Cell) -> tuple[str, dict[str, Any]]:
@@ -218,11 +239,11 @@ def _wanted(config: QualityBench, *, is_training: bool) -> list[str]:
     return [name for name in loads(config.trace, is_training=is_training) if not config.only or name in config.only]
 
 
-def write_page(page: Path, text: str) -> None:
-    """Replace the tables between the page's markers."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}")
+def write_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace the text between two marks of a page."""
+    before, _, rest = page.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
 
 
 def main() -> int:
@@ -231,7 +252,7 @@ def main() -> int:
     path = Path(RESULTS) / "routing_quality.json"
     if config.tables:
         committed = json.loads(path.read_text())
-        write_page(PAGE, f"{tables(committed)}\n\n{case_tables(committed['cases'])}")
+        write_between(PAGE, BEGIN, END, f"{tables(committed)}\n\n{case_tables(committed['cases'])}")
         return 0
     if config.quick:
         config = load(QualityBench, [*sys.argv[1:], "--seeds=1", "--requests=300"])
@@ -248,7 +269,9 @@ def main() -> int:
             point.setdefault(name, {}).setdefault(figure, []).append(value)
     before = json.loads(path.read_text()) if path.exists() else {}
     kept_parts = {name: before[name] for name in ("points", "tuning", "cases") if name in before}
-    result = {"seeds": config.seeds, "requests": config.requests, **kept_parts}
+    seeds = {name: before[name] for name in ("seeds", "tuning_seeds") if name in before}
+    seeds["tuning_seeds" if config.tune else "seeds"] = config.seeds
+    result = {**seeds, "requests": config.requests, **kept_parts}
     result["tuning" if config.tune else "points"] = points["training"] if config.tune else points
     if not config.tune:
         result["cases"] = cases()

@@ -1,6 +1,7 @@
 """Tokenizer cost: ours against `tokenizers` and, where it is installed, `fastokens`, in one run.
 
-`ours` is the frontend's tokenizer: `fastokens` behind a check where that is installed, otherwise our word tokenizer.
+`ours` is the frontend's tokenizer with each of its encoders: the compiled one, `fastokens` behind a check where that is
+installed, and words in Python.
 
     python -m benchmarks.tokenizer [--model DIR] [--tokens 512] [--rounds 3]
 
@@ -58,6 +59,8 @@ def implementations(model: str) -> dict[str, Callable[[], Encode]]:
 
         made["fastokens"] = fast
         made["ours, over fastokens"] = lambda: Tokenizer.from_dir(model, ["fastokens"]).encode
+    if importlib.util.find_spec("dynamo.text.tokenizer._compiled_words") is not None:
+        made["ours, compiled"] = lambda: Tokenizer.from_dir(model, ["compiled"]).encode
     made["ours, words"] = lambda: Tokenizer.from_dir(model, ["words"]).encode
     return made
 

@@ -17,6 +17,7 @@ done
 for question in "one" "two"; do
     curl -sf "http://localhost:$port/v1/completions" -H 'Content-Type: application/json' \
         -d "{\"model\": \"dynamo-demo\", \"prompt\": \"$prefix $question\", \"max_tokens\": 4}" >/dev/null
-    sleep 1
+    # The worker publishes which blocks it has cached; the router knows of them a moment later.
+    until curl -sf "http://localhost:$port/routing/state" | grep -q '"held_blocks": *[1-9]'; do sleep 0.1; done
 done
 "$python" -m dynamo.cli route explain --url "http://localhost:$port"

@@ -6,7 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from tests import leftovers
 
 # The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("dynamo", deadline=None, max_examples=30)
@@ -20,6 +22,12 @@ sys.path.append(str(Path(sys.prefix) / "xds-protos"))
 # A shell starts background commands with SIGINT ignored, and children inherit that: tests that interrupt need the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the plugin that keeps the failure of a test from failing others."""
+    config.pluginmanager.register(leftovers)
+
 
 gc.disable()  # Objects allocated during collection are kept almost all; collecting garbage then costs time only.
 

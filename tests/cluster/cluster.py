@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
+import anthropic
 import httpx
 import openai
 from benchmarks.ports import free_port
@@ -22,12 +23,23 @@ MODEL = "m"
 SCRIPTED_PARSERS = ("--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3")
 
 
+class Closeable(Protocol):
+    """Client with connections."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+Client = TypeVar("Client", bound=Closeable)
+
+
 class Cluster(ProcessGroup):
     """A frontend on a loopback port, started at once, and workers that the test adds."""
 
     def __init__(self, folder: Path, *frontend: str) -> None:
         super().__init__(folder)
         self.port = free_port()
+        self._clients: list[Closeable] = []
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=DEADLINE_S)
         self.frontend = self.run("frontend", "--http-host", "127.0.0.1", "--http-port", str(self.port), *frontend)
 
@@ -69,9 +81,9 @@ class Cluster(ProcessGroup):
         return process
 
     def workers(self) -> int:
-        """Return the number of instances that the frontend lists; 0 while it does not listen."""
+        """Return the number of instances that the frontend lists; 0 while it does not listen or is not ready."""
         try:
-            return len(self.http.get("/health").json()["instances"])
+            return len(self.http.get("/health").json().get("instances", ()))  # None while it is not ready.
         except httpx.TransportError:
             return 0
 
@@ -87,11 +99,21 @@ class Cluster(ProcessGroup):
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.http.post(path, content=content)
 
-    def openai(self) -> openai.OpenAI:
-        """Return a client of the frontend that does not retry."""
-        return openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S
-        )
+    def openai(self, api_key: str = "none", **options: Any) -> openai.OpenAI:
+        """Return a client of the frontend that does not retry; it is closed with the cluster."""
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return self._own(openai.OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=DEADLINE_S, **options))
+
+    def anthropic(self, api_key: str = "none", **options: Any) -> anthropic.Anthropic:
+        """Return a client of the frontend that does not retry; it is closed with the cluster."""
+        url = f"http://127.0.0.1:{self.port}"
+        client = anthropic.Anthropic(base_url=url, api_key=api_key, max_retries=0, timeout=DEADLINE_S, **options)
+        return self._own(client)
+
+    def _own(self, client: Client) -> Client:
+        """Close a client with the cluster. The garbage collector may find its sockets before the client, and warn of them."""
+        self._clients.append(client)
+        return client
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of the frontend's series of that name that carry these labels."""
@@ -100,15 +122,17 @@ class Cluster(ProcessGroup):
         return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
     def connect(self, body: bytes) -> socket.socket:
-        """Open a connection to the frontend and send a chat request on it."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        """Open a connection to the frontend and send a chat request on it; it is closed with the cluster at the latest."""
+        client = self._own(socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S))
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         client.sendall(head + body)
         return client
 
     def stop(self) -> None:
-        """Close the client and end every process."""
+        """Close the clients and end every process."""
         self.http.close()
+        for client in self._clients:
+            client.close()
         super().stop()
 
 

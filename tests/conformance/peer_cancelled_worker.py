@@ -7,7 +7,7 @@ import sys
 from dynamo.runtime import DistributedRuntime
 
 GAP_S = 0.1
-"""Longer than a cancellation takes to arrive, so that both print the same steps."""
+POLL_S = 0.01
 
 
 async def generate(request, context):
@@ -15,6 +15,9 @@ async def generate(request, context):
         for number in range(20):
             yield {"number": number}
             print(f"step {number} stopped={context.is_stopped()} killed={context.is_killed()}", flush=True)
+            # The cancellation arrives in the first step, however long it takes.
+            while not context.is_stopped():  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
             await asyncio.sleep(GAP_S)
         print("step finished", flush=True)
     except GeneratorExit:

@@ -59,9 +59,10 @@ EVENTS = [
 
 async def relayed(address):
     """Publish the events of an engine over its own socket: one event a message, then all again in one."""
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+    with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.bind(address)
-        await asyncio.sleep(3.0)  # Subscribers send no confirmation of their subscription.
+        while not socket.poll(0):  # noqa: ASYNC110 - the subscription of the relay, which is not confirmed to it
+            await asyncio.sleep(0.02)
         for sequence, events in enumerate([*([event] for event in EVENTS), EVENTS]):
             payload = msgspec.msgpack.encode([1.5, events, 3])
             socket.send_multipart([b"", struct.pack(">Q", sequence), payload])

@@ -92,7 +92,7 @@ def settled(request):
     return settled
 
 
-@pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+"])
+@pytest.fixture(scope="module", params=["round-robin", "kv", "power-of-two", "round-robin+", "kv+", "power-of-two+"])
 def peers(request, tmp_path_factory):
     """Both frontends with released workers that record their requests; also with bootstrap information."""
     require_peer()
@@ -148,7 +148,7 @@ def test_released_prefill_worker_is_stopped_when_the_client_leaves(peers):
 
 def wait_for_lines(peers, before, matches):
     """Return the matching recorded requests when there is at least one."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         lines = peers.records.since(before)
         if found := [line for line in lines if matches(line)]:

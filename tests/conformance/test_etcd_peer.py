@@ -19,7 +19,7 @@ from dynamo.protocols.discovery import METRICS_SOURCES
 pytestmark = pytest.mark.conformance
 
 CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "How many?"}], "max_tokens": 8}
-GONE_TIMEOUT_S = 20.0
+GONE_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -88,20 +88,26 @@ async def until_blocks(router: asyncio.subprocess.Process, worker_id: int, count
             await asyncio.sleep(0.2)
 
 
+@pytest.fixture
+async def engine() -> AsyncIterator[zmq.asyncio.Socket]:
+    """Socket for the events of an engine; it receives the agent's subscription, which is not confirmed to the agent."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as socket:
+        yield socket
+        socket.linger = 0
+
+
 @pytest.mark.parametrize(
     ("agent", "system"), [("released", "released"), ("released", "ours"), ("ours", "released"), ("ours", "ours")]
 )
 async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_an_agent(
-    agent: str, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, system: str, engine: zmq.asyncio.Socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
     monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "store"))
     monkeypatch.setenv("DYN_EVENT_PLANE", "zmq")
     script = str(Path(__file__).with_name("peer_kv_state_router.py"))
-    engine = zmq.asyncio.Context()
-    socket = engine.socket(zmq.PUB)
     address = f"tcp://{HOST}:{free_port()}"
-    socket.bind(address)
+    engine.bind(address)
     descriptor = {
         "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
         "indexer_domain_id": DOMAIN,
@@ -121,14 +127,13 @@ async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_an_age
         owner = KvStateAttachmentOwner(runtime.endpoint("dynamo.backend.generate"), runtime.instance_id, [descriptor])
         async with asyncio.timeout(PATIENCE_S):
             await owner.start()
-        await asyncio.sleep(1.0)  # The agent's subscription to the engine has no confirmation.
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await engine.recv()).startswith(b"\x01")
         events = [["BlockStored", [11, 12], None, TOKENS, 4, None]]
-        await socket.send_multipart([b"", struct.pack(">Q", 0), msgspec.msgpack.encode([0.0, events, 0])])
+        await engine.send_multipart([b"", struct.pack(">Q", 0), msgspec.msgpack.encode([0.0, events, 0])])
         await until_blocks(router, runtime.instance_id, 2)
         events = [["BlockRemoved", [12]]]
-        await socket.send_multipart([b"", struct.pack(">Q", 1), msgspec.msgpack.encode([0.0, events, 0])])
+        await engine.send_multipart([b"", struct.pack(">Q", 1), msgspec.msgpack.encode([0.0, events, 0])])
         await until_blocks(router, runtime.instance_id, 1)
         await owner.close()
         await until_blocks(router, runtime.instance_id, 0)
-    socket.close(0)
-    engine.term()

@@ -42,7 +42,7 @@ from dynamo.runtime.server import ServeOptions
 
 pytestmark = pytest.mark.conformance
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "How many?"}], "max_tokens": 8}
 
 
@@ -93,7 +93,7 @@ async def test_released_client_gets_an_overload_error_from_a_full_worker_at_once
     began = time.monotonic()
     answer = await their_client.do(do="ask", request={"count": 1})
     assert "worker at capacity" in answer["message"]
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert arrived == []
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.conformance
 QUESTION = "How many items are there?"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 PAIRS = ["theirs-theirs", "theirs-ours", "ours-theirs", "ours-ours"]
-GONE_TIMEOUT_S = 20.0  # A record outlives its owner by about ten seconds unless it is removed.
+GONE_TIMEOUT_S = 60.0  # A record outlives its owner by about ten seconds unless it is removed.
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def post(stack, path, **body):
 def stream(stack, path, **body):
     """Return the decoded events of one stream; the last must be [DONE]."""
     body = {"model": MODEL_NAME, "stream": True, "stream_options": {"include_usage": True}, **body}
-    with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection(HOST, stack.port, timeout=60)) as connection:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         text = response.read().decode()
@@ -131,7 +131,7 @@ def test_usage_is_exact_for_sixteen_connections_with_500_token_prompts(stack):
         port=stack.port,
         concurrency=16,
         warmup_s=0.3,
-        window_s=1.5,
+        window_s=4.0,
         prompt_tokens=512,
         completion_tokens=64,
     )
@@ -167,7 +167,7 @@ def test_disconnected_client_does_not_affect_other_requests(implementations, pai
     with Stack(recipe(implementations, pair, speedup=1.0), bench_model()) as paced:
         body = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": 4000, "stream": True}
         for _ in range(3):
-            with closing(http.client.HTTPConnection(HOST, paced.port, timeout=10)) as connection:
+            with closing(http.client.HTTPConnection(HOST, paced.port, timeout=60)) as connection:
                 connection.request(
                     "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
                 )

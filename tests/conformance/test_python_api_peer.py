@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zmq
 from benchmarks.corpus import bench_model
 from benchmarks.peer import peer_python
 from benchmarks.ports import free_port
@@ -23,6 +24,7 @@ from tests.integration.scripts import Scripts, running
 from dynamo.core.codec import msgpack_decode
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event
+from dynamo.runtime.event_plane.zmq import ZmqSubscriber
 
 pytestmark = pytest.mark.conformance
 
@@ -228,9 +230,13 @@ async def collected(scripts: Scripts, python: str, mode: str, last: Any) -> list
     """Return all messages of the publisher, up to its last one."""
     runtime = DistributedRuntime(None, "file", "tcp")
     subscriber = await runtime.event_plane.subscriber(runtime.endpoint("ns.comp.ep").id, "kv-events")
+    assert isinstance(subscriber, ZmqSubscriber)
+    monitor = subscriber._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     address = f"tcp://127.0.0.1:{free_port()}"
     process = await asyncio.to_thread(scripts.start, str(HERE / "peer_kv_publisher.py"), mode, address, python=python)
-    await asyncio.sleep(1.0)  # The subscriber connects to the publisher that it has just discovered.
+    assert await asyncio.to_thread(monitor.poll, DEADLINE_S * 1000), "the subscriber does not connect to the publisher"
+    subscriber._socket.disable_monitor()
+    await asyncio.sleep(0.5)  # The subscription follows the handshake, without confirmation.
     scripts.send_line(process)
     events: list[dict[str, Any]] = []
     async with asyncio.timeout(DEADLINE_S):

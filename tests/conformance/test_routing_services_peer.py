@@ -162,13 +162,20 @@ class Engine:
 
     def __init__(self) -> None:
         self.context = zmq.asyncio.Context()
-        self.pub = self.context.socket(zmq.PUB)
+        self.pub = self.context.socket(zmq.XPUB)  # It receives the subscriptions, which subscribers do not confirm.
+        self.pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         self.replay = self.context.socket(zmq.ROUTER)
         self.port = self.pub.bind_to_random_port("tcp://127.0.0.1")
         self.replay_port = self.replay.bind_to_random_port("tcp://127.0.0.1")
         self.log: list[bytes] = []
         self.received_requests = 0
         self.answering = asyncio.get_running_loop().create_task(self.answer())
+
+    async def until_subscribed(self, count: int) -> None:
+        """Wait for that many subscriptions: later events reach the subscribers."""
+        async with asyncio.timeout(TIMEOUT_S):
+            for _ in range(count):
+                assert (await self.pub.recv()).startswith(b"\x01")
 
     async def publish_event(self, *events: Any, is_lost: bool = False) -> None:
         number, payload = len(self.log), msgspec.msgpack.encode([time.time(), list(events), 0])
@@ -251,7 +258,7 @@ async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp
             ):
                 await same(theirs, ours, method, path, body)
             async with asyncio.timeout(TIMEOUT_S):
-                while True:  # Subscriptions reach a publisher after a moment.
+                while True:
                     workers = (
                         (await theirs.send_request("GET", "/workers"))[1],
                         (await ours.send_request("GET", "/workers"))[1],
@@ -261,7 +268,7 @@ async def test_indexers_return_equal_responses_for_a_plain_engine(peer: str, tmp
                     ):
                         break
                     await asyncio.sleep(0.1)
-            await asyncio.sleep(1.0)
+            await engine.until_subscribed(2)
             await engine.publish_event(stored([101, 102], None, PROMPT[:8]))
             await engine.publish_event(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
             await engine.publish_event(stored([201], None, [21, 22, 23, 24]))
@@ -339,7 +346,7 @@ async def test_selection_services_return_equal_responses(peer: str, tmp_path: Pa
                 ("DELETE", "/workers/12", None),
             ):
                 await same(theirs, ours, method, path, body)
-            await asyncio.sleep(2.0)  # Subscriptions reach a publisher after a moment.
+            await engine.until_subscribed(2)
             await engine.publish_event(stored([101, 102], None, PROMPT[:8]))
             await engine.publish_event(stored([103], 102, PROMPT[8:12], "CPU"), is_lost=True)
             await engine.publish_event(stored([201], None, [21, 22, 23, 24]))

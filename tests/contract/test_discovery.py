@@ -21,7 +21,7 @@ from dynamo.runtime.discovery.pod_identity import PodIdentity
 from dynamo.runtime.transports.etcd.options import etcd_options
 
 BUCKET = "v1/instances"
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0  # For operations that take milliseconds on an idle machine.
 
 Join = Callable[[], Discovery]
 

@@ -15,7 +15,7 @@ from dynamo.runtime.transports.nats.options import NatsOptions
 
 ENDPOINT = EndpointId("ns", "backend", "generate")
 TOPIC = "kv-events"
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0  # For operations that take milliseconds on an idle machine.
 
 Join = Callable[[], EventPlane]
 

@@ -93,7 +93,7 @@ class Ends:
             self.freed.append(list(blocks))
 
     def pull(self, descriptor: Descriptor, pairs: list[tuple[int, int]], seconds: float = WAIT_S) -> Any:
-        return self.puller.pull(descriptor, pairs, Deadline.after(seconds))
+        return self.puller.pull(descriptor, pairs, Deadline.after(seconds, stall_s=WAIT_S))
 
     def close(self) -> None:
         self.puller.close()
@@ -287,7 +287,7 @@ def test_shared_memory_is_refused_to_other_users(
         link.settimeout(WAIT_S)
         link.connect(f"\0{offer.address}")
         with pytest.raises(SourceUnreachable):
-            wire.request(link, wire.Map(descriptor.transfer_id), Deadline.after(WAIT_S))
+            wire.request(link, wire.Map(descriptor.transfer_id), Deadline.after(WAIT_S, stall_s=WAIT_S))
     assert ends.source.held == 1
 
 
@@ -301,10 +301,10 @@ def test_tcp_lease_grants_its_own_blocks_alone(open_ends: Callable[..., Ends]) -
             socket.create_connection((host, int(port)), WAIT_S) as link,
             pytest.raises(TransferError, match="outside the transfer"),
         ):
-            wire.request(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S))
+            wire.request(link, wire.Pull(descriptor.transfer_id, places, 1), Deadline.after(WAIT_S, stall_s=WAIT_S))
     for question in (wire.Map(descriptor.transfer_id), wire.Agent(descriptor.transfer_id)):
         with socket.create_connection((host, int(port)), WAIT_S) as link, pytest.raises(TransferError, match="offer"):
-            wire.request(link, question, Deadline.after(WAIT_S))
+            wire.request(link, question, Deadline.after(WAIT_S, stall_s=WAIT_S))
 
 
 def test_lease_is_released_by_the_next_transport_when_the_first_fails(open_ends: Callable[..., Ends]) -> None:
@@ -324,13 +324,18 @@ def test_next_transport_is_tried_when_one_is_closed(open_ends: Callable[..., End
     (offer,) = descriptor.offers
     closed = msgspec.structs.replace(offer, transport="shm", address="dynamo-kv-of-another-machine", slot=0)
     puller = Puller(ends.here, [SharedMemoryPuller(ends.here), TcpPuller(ends.here)])
-    pulled = puller.pull(msgspec.structs.replace(descriptor, offers=[closed, offer]), [(0, 0)], Deadline.after(WAIT_S))
+    pulled = puller.pull(
+        msgspec.structs.replace(descriptor, offers=[closed, offer]), [(0, 0)], Deadline.after(WAIT_S, stall_s=WAIT_S)
+    )
     assert pulled.transport.value == "tcp"
     assert (ends.here.pages[:, 0] == ends.there.pages[:, 1]).all()
     puller.close()
 
 
-def test_unresponsive_source_delays_only_the_first_pull(open_ends: Callable[..., Ends]) -> None:
+def test_unresponsive_source_delays_only_the_first_pull(
+    open_ends: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.kvbm.transfer.puller.SUSPECT_S", WAIT_S)
     ends = open_ends("tcp")
     descriptor = ends.source.publish([1])
     silent = socket.create_server(("127.0.0.1", 0))
@@ -410,8 +415,9 @@ def test_source_that_ends_during_a_pull_is_detected(
         raise OSError("the source died")
 
     monkeypatch.setattr("dynamo.kvbm.transfer.wire.send_blocks", half)
-    with pytest.raises(TransferTimeout if how == "it stalls" else SourceUnreachable):
-        ends.puller.pull(descriptor, [(0, 0), (1, 1), (2, 2)], Deadline.after(WAIT_S, stall_s=0.2))
+    error, stall_s = (TransferTimeout, 0.2) if how == "it stalls" else (SourceUnreachable, WAIT_S)
+    with pytest.raises(error):
+        ends.puller.pull(descriptor, [(0, 0), (1, 1), (2, 2)], Deadline.after(WAIT_S, stall_s=stall_s))
     over.set()
     until(lambda: not ends.source._leases.find(descriptor.transfer_id).readers, "the source still sends")
     assert ends.source.release(descriptor.transfer_id)
@@ -447,4 +453,4 @@ def test_pullers_beyond_the_limit_are_refused(open_ends: Callable[..., Ends], mo
     for unknown_client in unknown_clients:
         unknown_client.close()
     until(lambda: not ends.source._links, "the strangers' places were not freed")
-    Puller(ends.here, [ends.member]).pull(descriptor, [(0, 0)], Deadline.after(WAIT_S))
+    Puller(ends.here, [ends.member]).pull(descriptor, [(0, 0)], Deadline.after(WAIT_S, stall_s=WAIT_S))

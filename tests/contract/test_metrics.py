@@ -13,7 +13,7 @@ from dynamo.runtime.request_plane.base import Item, Reply, Request
 from dynamo.runtime.request_plane.tcp.common import TcpOptions
 from dynamo.runtime.request_plane.tcp.plane import TcpPlane
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0  # For operations that take milliseconds on an idle machine.
 
 
 class ReceivedOutput:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from benchmarks.ports import free_port
 from tests.certificates import Certificates
 
 from dynamo.core.codec import decode, encode, json_encode
@@ -34,7 +35,7 @@ from dynamo.runtime.server import Dispatcher, ServeOptions
 from dynamo.runtime.transports.nats.options import NatsOptions
 
 PATH = "1f/ns/comp/generate"
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0  # For operations that take milliseconds on an idle machine.
 TCP = ["tcp-batched", "tcp-upstream"]
 TLS = ["tls-batched", "tls-upstream"]
 NATS = pytest.param("nats", marks=pytest.mark.integration)
@@ -110,7 +111,8 @@ class Wire:
         self.replies: list[Reply] = []
         self.requests: list[Request] = []
         self.arrived = asyncio.Event()
-        self.worker = self.join(self.dispatcher)
+        # A port that no other process takes between two listeners.
+        self.worker = self.join(self.dispatcher, free_port())
         self.caller = self.join(Dispatcher())
 
     def join(self, dispatcher: Dispatcher, port: int = 0) -> RequestPlane:

@@ -16,6 +16,7 @@ from dynamo.runtime.event_plane.nats import NatsEventPlane
 from dynamo.runtime.event_plane.zmq import ZmqEventPlane
 
 ENDPOINT = EndpointId("n", "c", "e")
+TIMEOUT_S = 30.0  # For operations that take milliseconds on an idle machine.
 ZMQ_CHANNEL = (
     b'{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":"n","component":"c","name":"e"}},'
     b'"topic":"topic","instance_id":7,"transport":{"kind":"Zmq","config":{"endpoint":"%s"}}}'
@@ -56,7 +57,7 @@ class FakeNats:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)
 
@@ -77,7 +78,7 @@ async def test_failed_watch_is_restarted_and_reports_removed_records(
     discovery.breaks = True
     await other.delete(EVENT_CHANNELS, KEY)
     await until(lambda: not plane.is_sound)
-    assert await asyncio.wait_for(anext(subscriber), 5.0) == PublisherGone(7)
+    assert await asyncio.wait_for(anext(subscriber), TIMEOUT_S) == PublisherGone(7)
     await until(lambda: plane.is_sound)
     await plane.close()
 

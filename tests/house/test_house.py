@@ -80,6 +80,20 @@ def test_source_does_not_pickle(path: Path) -> None:
     assert pickling_in(path.read_text(encoding="utf-8")) == []
 
 
+def test_metrics_are_rendered_in_turns_of_the_loop() -> None:
+    """`MetricsPage` renders a registry in turns; `render` takes a second for as many series as a large cluster has."""
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "render"
+        and ast.unparse(node.func.value).endswith(("registry", "metrics"))
+    ]
+    assert not found
+
+
 def test_pickle_check_finds_every_way_to_pickle() -> None:
     for source in (
         "import pickle",

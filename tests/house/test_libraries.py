@@ -21,6 +21,7 @@ USES = {
     },
     "nats-py": {"_io_writer", "_pending_data_size", "_ps", "_reading_task"},
     "nixl": {"nixl._api"},
+    "numpy": {"_umath_linalg"},
     "opentelemetry-sdk": {"opentelemetry._logs", "opentelemetry.sdk._logs", "opentelemetry.sdk._logs.export"},
     "sglang": {"_scheduler_init_result"},
     "tensorrt-llm": {"_check_health", "_collective_rpc"},
@@ -30,6 +31,7 @@ USES = {
 UNBOUNDED = {
     "argparse": "in the standard library",
     "nixl": "documented under this name",
+    "numpy": "only its file is used; without it, a prefill uses one thread and those of OpenBLAS",
     "vllm": "protected: for subclasses of its connector",
 }
 """Libraries without an upper bound, with the reason."""
@@ -65,6 +67,8 @@ def private_uses(trees: list[ast.Module]) -> set[str]:
                 found.add(name)
             case ast.ImportFrom(module=str(module)) if any(map(is_private, module.split("."))):
                 found.update([module] if not module.startswith("dynamo") else [])
+            case ast.ImportFrom(module=str(module), names=names) if not module.startswith("dynamo"):
+                found.update(one.name for one in names)
     return {name for name in found if name not in own and any(map(is_private, name.split(".")))}
 
 

@@ -73,7 +73,7 @@ class Scripts:
         statuses = []
         for process in self.started:
             try:
-                statuses.append(process.wait(15))
+                statuses.append(process.wait(DEADLINE_S))
             except subprocess.TimeoutExpired:
                 process.kill()
                 statuses.append(process.wait())

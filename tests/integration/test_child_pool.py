@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout, ChildUnwanted
 from dynamo.core.errors import HttpError, InvalidArgument
 
 MODULE = "tests.integration.pool_child"
@@ -20,7 +20,7 @@ def make() -> Iterator[Callable[..., ChildPool]]:
     pools: list[ChildPool] = []
 
     def build(**options: Any) -> ChildPool:
-        pools.append(ChildPool(MODULE, **{"deadline_s": 20.0, "memory_bytes": 256 << 20, **options}))
+        pools.append(ChildPool(MODULE, **{"deadline_s": TIMEOUT_S, "memory_bytes": 256 << 20, **options}))
         return pools[-1]
 
     yield build
@@ -45,6 +45,29 @@ def test_child_pool_raises_what_the_computation_raised(make: Callable[..., Child
     assert chosen.value.code == 501
     with pytest.raises(ChildError, match="ZeroDivisionError"):
         pool.call(("fail", None))
+    assert pool.call(("echo", 1)) == 1
+
+
+def test_child_pool_kills_a_child_whose_result_is_no_longer_wanted(make: Callable[..., ChildPool]) -> None:
+    pool = make(children_max=1)
+    pool.call(("echo", 1), is_wanted=lambda: True)
+    is_wanted = threading.Event()
+    is_wanted.set()
+    with ThreadPoolExecutor(2) as threads:
+        computing, waiting = (
+            threads.submit(lambda: pool.call(("spin", None), is_wanted=is_wanted.is_set)) for _ in range(2)
+        )
+        until_s = time.monotonic() + TIMEOUT_S
+        while not pool._waiting:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        began_s = time.monotonic()
+        is_wanted.clear()
+        for one in (computing, waiting):
+            with pytest.raises(ChildUnwanted):
+                one.result(TIMEOUT_S)
+    assert time.monotonic() - began_s < pool.deadline_s / 2
+    assert pool.children == 0
     assert pool.call(("echo", 1)) == 1
 
 
@@ -77,7 +100,7 @@ def test_child_pool_keeps_one_key_from_occupying_all_children(make: Callable[...
     with ThreadPoolExecutor(2) as threads:
         slow = [threads.submit(pool.call, ("spin", None), key="slow", deadline_s=3.0) for _ in range(2)]
         for _ in range(5):
-            assert pool.call(("echo", 1), key="other", deadline_s=20.0) == 1
+            assert pool.call(("echo", 1), key="other", deadline_s=TIMEOUT_S) == 1
         assert pool.children <= 2
         for one in slow:
             with pytest.raises((ChildTimeout, ChildPoolBusy)):

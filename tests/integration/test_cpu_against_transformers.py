@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import TokenSpan
 from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.core import Core
 from dynamo.cpu.generation import ActiveGeneration, GeneratedChoice, StopRules
@@ -20,6 +19,7 @@ from dynamo.cpu.model import Batch, TransformerModel, load_weights
 from dynamo.cpu.sampler import Sampling
 from dynamo.cpu.scheduler import Scheduler
 from dynamo.cpu.sequence import TokenSequence
+from dynamo.cpu.spans import TokenSpan
 
 pytestmark = [pytest.mark.integration, pytest.mark.reference, pytest.mark.filterwarnings("default")]
 

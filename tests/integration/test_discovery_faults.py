@@ -24,11 +24,10 @@ FRAME_BYTES = 30 << 20
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, demo_model: str) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    made.mocker("--model-path", demo_model, "--speedup-ratio", "100")
-    wait_until(lambda: made.post(CHAT).status_code == 200, "the model is not served")
-    yield made
-    made.stop()
+    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
+        made.mocker("--model-path", demo_model, "--speedup-ratio", "100")
+        wait_until(lambda: made.post(CHAT).status_code == 200, "the model is not served")
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +39,10 @@ def demo_model() -> str:
 
 def records(cluster: Cluster) -> list[Path]:
     return [path for path in (cluster.folder / "kv" / "v1").rglob("*") if path.is_file()]
+
+
+def contents(cluster: Cluster) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in records(cluster)}
 
 
 def statuses_until_served(cluster: Cluster) -> set[int]:
@@ -75,10 +78,10 @@ def enlarge(cluster: Cluster) -> None:
 def test_requests_succeed_while_records_of_a_living_worker_are_damaged(
     cluster: Cluster, damage: Callable[[Cluster], None]
 ) -> None:
-    before = {path: path.read_bytes() for path in records(cluster)}
+    before = contents(cluster)
     damage(cluster)
     assert statuses_until_served(cluster) == {200}
-    assert {path: path.read_bytes() for path in records(cluster)} == before
+    wait_until(lambda: contents(cluster) == before, "the worker did not write its records again")
 
 
 def remove_files(cluster: Cluster) -> None:
@@ -94,7 +97,10 @@ def remove_directories(cluster: Cluster) -> None:
 def test_requests_get_503_and_not_404_while_records_of_a_living_worker_are_gone(
     cluster: Cluster, remove: Callable[[Cluster], None]
 ) -> None:
+    before = contents(cluster)
     remove(cluster)
+    assert statuses_until_served(cluster) <= {200, 503}
+    wait_until(lambda: contents(cluster) == before, "the worker did not write its records again")
     assert statuses_until_served(cluster) <= {200, 503}
 
 

@@ -22,7 +22,7 @@ from dynamo.runtime.distributed import DistributedRuntime
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0  # For operations that take a second on an idle machine.
 
 
 def http(path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
@@ -49,7 +49,10 @@ async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
 
 async def until_state(state: str) -> dict[str, Any]:
     async def is_there() -> bool:
-        return bool((await control("status", "GET"))["state"] == state)
+        try:
+            return bool((await control("status", "GET"))["state"] == state)
+        except urllib.error.URLError:  # The system port is not open yet.
+            return False
 
     await until(is_there)
     return await control("status", "GET")

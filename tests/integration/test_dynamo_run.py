@@ -48,7 +48,8 @@ def test_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 
 def test_standard_input_is_one_prompt_and_the_simulated_engine_has_a_limit(tmp_path: Path) -> None:
     done = run(tmp_path, "in=stdin", "out=mocker", "--speedup-ratio", "0", prompt="one line\n/and another\n")
-    assert (done.returncode, bool(done.stdout.strip()), done.stderr) == (0, True, "")
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True)
+    assert done.stderr in ("", "starting mocker\n"), "a start of more than two seconds is reported"
 
 
 def test_chat_with_workers_of_other_processes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 LARGE = {"hidden_size": 256, "intermediate_size": 3072, "num_hidden_layers": 8}
 """Model whose weights, about 90 MB, are visible in the memory of a process."""
 WEIGHTS_MB = 70
+MIGRATIONS = "dynamo_frontend_model_migration_total"
 
 
 class ControlledCluster(Cluster):
@@ -99,8 +100,10 @@ def test_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
     for number in range(2):
         assert cluster.press("control/start_profile", number, profile_prefix="mine")["status"] == "ok"
     assert cluster.press("control/start_profile")["status"] == "error"
+    before = cluster.metric(MIGRATIONS)
     for seed in range(4):
         cluster.send_request(100 + seed, 10)
+    has_moved = cluster.metric(MIGRATIONS) > before
     steps: list[dict[str, Any]] = []
     for number in range(2):
         reported = cluster.press("control/stop_profile", number)
@@ -109,8 +112,14 @@ def test_profile_is_a_trace_of_the_steps(cluster: ControlledCluster) -> None:
         assert path.name.startswith("mine")
         events = json.loads(path.read_text())["traceEvents"]
         steps += [event for event in events if event["name"] == "step"]
-    assert sum(step["args"]["prefill_tokens"] for step in steps) == 4 * 40
-    assert sum(step["args"]["decode_requests"] for step in steps) == 4 * 9
+    prefilled = sum(step["args"]["prefill_tokens"] for step in steps)
+    decoded = sum(step["args"]["decode_requests"] for step in steps)
+    if (
+        has_moved
+    ):  # A worker that the machine suspended lost its request to the other one, which computed the prompt again.
+        assert prefilled > 4 * 40 and decoded >= 4 * 9 - 1
+    else:
+        assert (prefilled, decoded) == (4 * 40, 4 * 9)
     assert all(step["dur"] > 0 for step in steps)
     assert cluster.press("control/stop_profile")["status"] == "error"
 

@@ -46,9 +46,10 @@ def test_two_stages_share_the_context_of_the_caller(scripts: Scripts) -> None:
 def test_stopped_caller_stops_both_stages(scripts: Scripts) -> None:
     upper = scripts.start("two_stages/upper.py")
     scripts.start("two_stages/entrance.py")
-    collected = scripts.run("two_stages/client.py", WORDS, "2")
+    many = " ".join([WORDS] * 50)  # Half a minute, of which the client takes the first tenth of a second.
+    collected = scripts.run("two_stages/client.py", many, "2")
     assert collected[:2] == ["1. ONE", "2. TWO"]
-    assert len(collected) < len(WORDS.split())
+    assert len(collected) < len(many.split())
     assert [scripts.line(upper), scripts.line(upper)] == ["asked by examples", "stopped"]
 
 
@@ -89,9 +90,9 @@ def test_sample_engine_runs_as_a_command(tmp_path: Path) -> None:
         answer = cluster.post({"model": "m", "messages": messages, "max_tokens": 16}).json()
         assert "Good morning" in answer["choices"][0]["message"]["content"]
         worker.terminate()
-        assert worker.wait(30) == 0
+        assert worker.wait(DEADLINE_S) == 0
         refused = cluster.run("backend.sample", "--step-s", "1")
-        assert refused.wait(30) == 2
+        assert refused.wait(DEADLINE_S) == 2
         assert "--model-path is required" in (tmp_path / "backend.sample2.log").read_text()
 
 

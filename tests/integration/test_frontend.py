@@ -10,15 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.worker import WorkerProcess
 
 pytestmark = pytest.mark.integration
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 PACED = ("--speedup-ratio", "1")
+ENDLESS = ("--speedup-ratio", "0.0001")  # Prefill takes 165 s: no request has a token before the end of the test.
+SLOW = ("--decode-speedup-ratio", "0.02")  # A token takes 0.3 s.
+QUICK = ("--speedup-ratio", "0")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +92,7 @@ def test_unknown_route_and_wrong_method_are_json_errors(fast: Cluster) -> None:
 def test_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         cluster.processes[0].terminate()
-        cluster.processes[0].wait(15)
+        cluster.processes[0].wait(DEADLINE_S)
         cluster.run(
             "frontend", "--http-host", "127.0.0.1", "--http-port", str(cluster.port), DYN_HTTP_BODY_LIMIT_MB="1"
         )
@@ -175,26 +180,49 @@ def test_disconnected_client_stops_the_engine(cluster: Cluster) -> None:
 
 
 def test_client_disconnected_before_the_first_token_stops_the_engine(cluster: Cluster) -> None:
-    cluster.mocker("--speedup-ratio", "0.02", "--max-num-seqs", "1")
+    cluster.mocker(*ENDLESS, "--max-num-seqs", "1")
     client = cluster.connect(json.dumps({**CHAT, "max_tokens": 10_000}).encode())
     wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests", model="m") == 1, "never accepted")
     client.close()
     wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests", model="m") == 0, "never dropped")
 
 
-def test_killed_worker_loses_no_unstarted_request(cluster: Cluster) -> None:
-    # Prefill takes 16.5 ms / 0.01 = 1.65 s: none of these has a token when the worker dies.
-    workers = [cluster.mocker("--speedup-ratio", "0.01", "--decode-speedup-ratio", "1000") for _ in range(2)]
+def lose_worker(cluster: Cluster, *flags: str, max_tokens: int, has_tokens: bool) -> list[httpx.Response]:
+    """Kill a worker with such flags while it has half of eight requests, and return the responses.
+
+    The other worker answers its own half at once, so that the victim's requests are all that is left at the kill. All or none
+    of them have a token.
+    """
+    victim = cluster.mocker(*flags)
+    cluster.mocker(*QUICK)
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(cluster.post, CHAT) for _ in range(8)]
-        wait_until(lambda: cluster.metric("dynamo_frontend_queued_requests", model="m") == 8, "not all accepted")
-        workers[0].send_signal(signal.SIGKILL)
-        assert [answer.result().status_code for answer in answers] == [200] * 8
+        answers = [pool.submit(cluster.post, {**CHAT, "max_tokens": max_tokens}) for _ in range(8)]
+
+        def is_half_answered() -> bool:
+            left = sum(not answer.done() for answer in answers)  # Fewer than four if the machine suspended the victim.
+            without_token = cluster.metric("dynamo_frontend_queued_requests", model="m")
+            return 0 < left <= 4 and without_token == (0 if has_tokens else left)
+
+        wait_until(is_half_answered, "the victim does not have half of the requests")
+        victim.send_signal(signal.SIGKILL)
+        return [answer.result() for answer in answers]
+
+
+def test_killed_worker_loses_no_unstarted_request(cluster: Cluster) -> None:
+    answers = lose_worker(cluster, *ENDLESS, max_tokens=4, has_tokens=False)
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert cluster.metric("dynamo_frontend_model_migration_total", model="m") > 0
+
+
+def test_killed_worker_loses_no_response_that_is_not_streamed(cluster: Cluster) -> None:
+    answers = lose_worker(cluster, *SLOW, max_tokens=200, has_tokens=True)
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [200] * 8
     assert cluster.metric("dynamo_frontend_model_migration_total", model="m") > 0
 
 
 def test_stream_of_a_killed_worker_ends_with_an_error(cluster: Cluster) -> None:
-    worker = cluster.mocker(*PACED)
+    worker = cluster.mocker(*SLOW)
     client = cluster.connect(json.dumps({**CHAT, "max_tokens": 1000, "stream": True}).encode())
     received = client.recv(65536)
     worker.send_signal(signal.SIGKILL)
@@ -210,17 +238,15 @@ def test_stream_of_a_killed_worker_ends_with_an_error(cluster: Cluster) -> None:
 def test_stream_survives_its_worker_with_migration(tmp_path: Path, sign: signal.Signals) -> None:
     with Cluster(tmp_path, "--migration-limit", "3") as cluster:
         wait_until(cluster.is_live, "the frontend never came up")
-        first = cluster.worker("cpu")
+        workers = [WorkerProcess(cluster, module="cpu") for _ in range(2)]
         body = {**CHAT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
         whole = cluster.post(body).json()
         client = cluster.connect(
             json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         )
         received = client.recv(4096)
-        first.send_signal(signal.SIGSTOP)  # So that the stream is still running when the other worker is ready.
-        cluster.worker("cpu")
-        first.send_signal(signal.SIGCONT)
-        first.send_signal(sign)
+        victim = next(worker.process for worker in workers if worker.inflight)
+        victim.send_signal(sign)
         while b"[DONE]" not in received:
             more = client.recv(65536)
             assert more, "the connection broke"
@@ -232,7 +258,7 @@ def test_stream_survives_its_worker_with_migration(tmp_path: Path, sign: signal.
         assert events[-1]["usage"]["completion_tokens"] == 1500
         moves = cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request")
         # A stopping worker drains: it may complete the stream itself.
-        assert moves == 1 if sign is signal.SIGKILL else first.wait(15) == 0
+        assert moves == 1 if sign is signal.SIGKILL else victim.wait(DEADLINE_S) == 0
 
 
 def test_requests_are_rejected_while_every_worker_is_busy(tmp_path: Path) -> None:
@@ -268,20 +294,21 @@ def test_thresholds_are_set_for_known_models_only(fast: Cluster) -> None:
 def test_model_without_workers_is_removed_and_returns(cluster: Cluster) -> None:
     first = cluster.mocker(*PACED)
     first.terminate()
-    first.wait(15)
+    first.wait(DEADLINE_S)
     wait_until(lambda: cluster.post(CHAT).status_code == 404, "the model stayed")
     cluster.mocker(*PACED)
     assert cluster.post(CHAT).status_code == 200
 
 
-def test_drain_finishes_requests_and_refuses_new_ones(cluster: Cluster) -> None:
-    cluster.mocker(*PACED)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(cluster.post, {**CHAT, "max_tokens": 100})
+def test_drain_finishes_requests_and_refuses_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", str(DEADLINE_S))
+    with Cluster(tmp_path) as cluster, ThreadPoolExecutor(1) as pool:
+        cluster.mocker(*SLOW)
+        answer = pool.submit(cluster.post, {**CHAT, "max_tokens": 30})
         wait_until(lambda: cluster.metric("dynamo_frontend_inflight_requests", model="m") == 1, "never accepted")
         cluster.frontend.terminate()
         assert answer.result().status_code == 200
-    assert cluster.frontend.wait(15) == 0
+        assert cluster.frontend.wait(DEADLINE_S) == 0
 
 
 def test_occupied_port_is_an_error_of_one_line(tmp_path: Path) -> None:

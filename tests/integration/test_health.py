@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.cluster import Cluster
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def send_request(port: int, path: str = "/health") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -40,7 +40,11 @@ def series(port: int, name: str) -> float:
 @pytest.mark.parametrize("engine", ["mocker", "cpu"])
 def test_canary_requests_keep_an_idle_worker_ready(cluster: Cluster, engine: str) -> None:
     port = free_port()
-    canary = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "0.1"}
+    canary = {
+        "DYN_HEALTH_CHECK_ENABLED": "true",
+        "DYN_CANARY_WAIT_TIME": "0.1",
+        "DYN_HEALTH_CHECK_REQUEST_TIMEOUT": "60",
+    }
     cluster.run(engine, "--model-name", "m", DYN_SYSTEM_PORT=str(port), **canary)
     wait_until(lambda: send_request(port)[0] == 200, "the worker never was ready")
     wait_until(lambda: series(port, "dynamo_component_requests_total") >= 3, "no request was counted")
@@ -53,7 +57,7 @@ def test_unresponsive_worker_is_not_ready(cluster: Cluster) -> None:
     port = free_port()
     canary = {
         "DYN_HEALTH_CHECK_ENABLED": "true",
-        "DYN_CANARY_WAIT_TIME": "0.3",
+        "DYN_CANARY_WAIT_TIME": "5",  # It is ready until then.
         "DYN_HEALTH_CHECK_PAYLOAD": '{"model": "m", "token_ids": []}',  # The mocker refuses an empty prompt.
     }
     cluster.run("mocker", "--model-name", "m", "--speedup-ratio", "0", DYN_SYSTEM_PORT=str(port), **canary)

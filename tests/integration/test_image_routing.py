@@ -17,13 +17,12 @@ WORDS = " what is this? tell me all about it, word by word"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, "--router-mode", "kv")
-    model = write_model(tmp_path / "model")
-    flags = ("--model-path", model, "--block-size", str(BLOCK), "--speedup-ratio", "0")
-    for _ in range(2):
-        cluster.mocker(*flags)
-    yield cluster
-    cluster.stop()
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
+        model = write_model(tmp_path / "model")
+        flags = ("--model-path", model, "--block-size", str(BLOCK), "--speedup-ratio", "0")
+        for _ in range(2):
+            cluster.mocker(*flags)
+        yield cluster
 
 
 def show(cluster: Cluster, width: int, height: int) -> dict[str, Any]:

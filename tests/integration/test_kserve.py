@@ -56,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KserveCluster]
         cluster.mocker("--speedup-ratio", "0")
         cluster.tensor_worker()
         with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
-            wait_until(lambda: client.is_model_ready("m") and client.is_model_ready("double"), "no model is ready")
+            wait_until(lambda: has_models(client, "m", "double"), "no model is ready")
         yield cluster
 
 
@@ -132,6 +132,14 @@ def test_stream_serves_requests_in_order(client: triton.InferenceServerClient) -
     assert sorted(ids) == ids and ids[-1] in "yz"
 
 
+def test_large_tensors_are_written_by_a_child_process(client: triton.InferenceServerClient) -> None:
+    given = np.arange(400_000, dtype=np.int32)  # Two megabytes between the processes.
+    request = {"model_name": "double", "inputs": numbers(*given), "request_id": "x", "parameters": {"times": 2}}
+    one = client.infer("double", numbers(*given))
+    for answer in (one, *streamed(client, 2, request)):
+        assert np.array_equal(answer.as_numpy("numbers"), given * 2)
+
+
 def test_invalid_request_has_its_grpc_status(client: triton.InferenceServerClient) -> None:
     for model, inputs, status in (
         ("no-such-model", text("hi"), "NOT_FOUND"),
@@ -166,7 +174,7 @@ def test_kserve_requires_api_keys_and_stops_cleanly(tmp_path: Path) -> None:
         cluster.mocker("--speedup-ratio", "0")
         with triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
             key = {"authorization": "Bearer secret-key"}
-            wait_until(lambda: client.is_server_live() and client.is_model_ready("m", headers=key), "no model is ready")
+            wait_until(lambda: has_models(client, "m", headers=key), "no model is ready")
             for headers in ({}, {"authorization": "Bearer other"}):
                 with pytest.raises(InferenceServerException) as raised:
                     client.infer("m", text("hi"), headers=headers)
@@ -259,7 +267,7 @@ async def test_run_input_serves_grpc(tmp_path: Path) -> None:
 
     def send_request() -> None:
         with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
-            wait_until(lambda: is_ready(client) and client.is_model_ready("m"), "the service never was ready")
+            wait_until(lambda: has_models(client, "m"), "the service never was ready")
             assert list(client.infer("m", text("hello")).as_numpy("text_output")) == [b"hello"]
         health = httpx.get(f"http://127.0.0.1:{metrics_port}/health", timeout=DEADLINE_S)
         assert health.json()["status"] == "healthy"
@@ -275,6 +283,11 @@ def is_ready(client: triton.InferenceServerClient) -> bool:
         return bool(client.is_server_ready())
     except InferenceServerException:
         return False
+
+
+def has_models(client: triton.InferenceServerClient, *models: str, headers: dict[str, str] | None = None) -> bool:
+    """Return whether the service, which listens a moment after the HTTP routes, has these models."""
+    return is_ready(client) and all(client.is_model_ready(model, headers=headers) for model in models)
 
 
 def test_typed_contents_are_returned_typed(cluster: KserveCluster) -> None:

@@ -68,7 +68,10 @@ def test_blocks_cached_by_another_worker_are_copied(cluster: PeeringCluster) -> 
     first, routing, _ = cluster.chat()
     holder, blocks = routing["worker_id"], routing["prompt_blocks"]
     assert blocks >= 5
-    wait_until(lambda: cluster.held().get(holder, 0) >= blocks, "the router never heard of the blocks")
+    wait_until(
+        lambda: len(held := cluster.held()) == 2 and held.get(holder, 0) >= blocks,
+        "the router never heard of the blocks, or of the other worker",
+    )
     other = next(worker for worker in cluster.held() if worker != holder)
     answer, routing, cached = cluster.chat(other)
     assert routing["worker_id"] == other

@@ -38,6 +38,13 @@ class System:
     def unload(self, name: str) -> dict[str, Any]:
         return self.http.delete(f"/v1/loras/{name}").json()
 
+    def is_ready(self) -> bool:
+        """Return whether the worker accepts adapters, which it does a moment after it has registered."""
+        try:
+            return self.http.get("/v1/loras").status_code == 200
+        except httpx.TransportError:
+            return False
+
     def loaded(self) -> set[str]:
         return set(self.http.get("/v1/loras").json()["loras"])
 
@@ -52,6 +59,7 @@ class LoraCluster(Cluster):
         self.add(DYN_LORA_ENABLED="true", DYN_LORA_PATH=str(folder / "cache"), AWS_ENDPOINT_URL=self.store.url)
         self.add(DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS="256")  # With a tier below its cache.
         wait_until(lambda: self.is_live() and self.workers() == 2, "a worker is missing")
+        wait_until(lambda: all(system.is_ready() for system in self.systems), "a worker does not accept adapters")
         self.paths = {
             "tuned": adapters.write(folder / "tuned", *TUNED),
             "other": adapters.write(folder / "other", *OTHER),

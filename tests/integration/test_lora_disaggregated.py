@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.cluster import Cluster
@@ -25,7 +24,7 @@ def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None
             cluster.run("cpu", "--model-name", "m", *FLAGS, "--disaggregation-mode", mode, DYN_SYSTEM_PORT=str(port))
         wait_until(lambda: cluster.is_live() and cluster.workers() >= 1, "a worker is missing")
         path = adapters.write(tmp_path / "tuned", *TUNED)
-        wait_until(lambda: all(_is_ready(one) for one in systems), "a worker is missing")
+        wait_until(lambda: all(one.is_ready() for one in systems), "a worker is missing")
         for one in systems:
             assert one.load("tuned", str(path))["status"] == "success"
         wait_until(
@@ -52,10 +51,3 @@ def test_prefill_and_decode_workers_use_the_same_adapter(tmp_path: Path) -> None
         for one in systems:
             one.http.close()
         cluster.stop()
-
-
-def _is_ready(system: System) -> bool:
-    try:
-        return system.http.get("/v1/loras").status_code == 200
-    except httpx.TransportError:
-        return False

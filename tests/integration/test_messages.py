@@ -1,12 +1,12 @@
 """Messages API with Anthropic's own client, its strict validation on."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 from tests.cluster.cluster import MODEL, Cluster, scripted
-from tests.cluster.processes import DEADLINE_S
 
 pytestmark = pytest.mark.integration
 
@@ -23,10 +23,7 @@ ANSWER = '<think>Two and two. €😀</think>Let me see.<tool_call>\n{"name": "g
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[anthropic.Anthropic]:
     with Cluster(tmp_path_factory.mktemp("messages"), "--enable-anthropic-api") as cluster:
         cluster.scripted_worker()
-        yield anthropic.Anthropic(
-            base_url=f"http://127.0.0.1:{cluster.port}", api_key="none", max_retries=0, timeout=DEADLINE_S,
-            _strict_response_validation=True,
-        )  # fmt: skip
+        yield cluster.anthropic(_strict_response_validation=True)
 
 
 def send_request(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
@@ -155,12 +152,15 @@ def test_errors_are_raised_as_exceptions_of_the_sdk(
     assert caught.value.body["type"] == "error"
 
 
-def test_interrupted_stream_raises_its_error(client: anthropic.Anthropic) -> None:
-    script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown", fails_later_s=1.0)
-    stream = client.messages.create(model=MODEL, max_tokens=2000, messages=USER, stream=True, extra_body=script)
-    kinds: list[str] = []
-    with pytest.raises(anthropic.APIStatusError, match="api_error"):
-        kinds += [event.type for event in stream]
+def test_interrupted_stream_raises_its_error(client: anthropic.Anthropic, tmp_path: Path) -> None:
+    read = tmp_path / "read"
+    script = scripted("many words before it ends " * 60, fails_after=200, fails_as="Unknown", fails_when=str(read))
+    with client.messages.create(model=MODEL, max_tokens=2000, messages=USER, stream=True, extra_body=script) as stream:
+        kinds = [next(stream).type]
+        read.touch()
+        with pytest.raises(anthropic.APIStatusError, match="api_error"):
+            kinds += [event.type for event in stream]
+    assert kinds[0] == "message_start"
 
 
 def test_malformed_json_gets_an_anthropic_error(client: anthropic.Anthropic) -> None:

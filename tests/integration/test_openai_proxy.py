@@ -1,21 +1,24 @@
 """OpenAI proxy: a frontend calls another one, with the embedded engine, through the proxy."""
 
+import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import httpx
 import openai
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import DEADLINE_S, wait_until
 
 from dynamo.cpu.config import DEMO_MODEL
 
 pytestmark = pytest.mark.integration
 
 MESSAGES: Any = [{"role": "user", "content": "What is a worker?"}]
+CHAT_PATH = "/v1/chat/completions"
 QUICK = ("--health-interval-s", "0.5", "--load-interval-s", "0.2")
 
 
@@ -156,15 +159,19 @@ def test_tools_are_passed_unchanged(clusters: ProxyClusters) -> None:
 
 @pytest.mark.parametrize("model", ["text", "tokens"])
 def test_disconnected_client_frees_the_server(clusters: ProxyClusters, model: str) -> None:
-    server = clusters.servers[0]
-    assert clusters.front is not None
+    server, front = clusters.servers[0], clusters.front
+    assert front is not None
+    clusters.until(lambda: server.workers() == 1, "the server has no worker")
     body = {"model": model, "messages": MESSAGES, "max_tokens": 1900, "stream": True, "ignore_eos": True}
-    with clusters.front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.status_code == 200, answer.read()
-        lines = answer.iter_lines()  # Keep a reference: dropping it closes the connection.
-        next(lines)
+    worker = server.processes[-1]
+    worker.send_signal(signal.SIGSTOP)  # The request does not end by itself.
+    try:
+        client = front.connect(json.dumps(body).encode())
         clusters.until(lambda: inflight(server) >= 1, "the request never reached the server")
-    wait_until(lambda: inflight(server) == 0, "the server continues an abandoned request")
+        client.close()
+        clusters.until(lambda: inflight(server) == 0, "the server continues an abandoned request")
+    finally:
+        worker.send_signal(signal.SIGCONT)
 
 
 def inflight(cluster: Cluster) -> float:
@@ -178,21 +185,30 @@ def test_stream_continues_when_its_server_is_killed(tmp_path: Any) -> None:
             clusters.proxy(server, "--model-path", DEMO_MODEL, "--served-model-name", "m")
         clusters.until(lambda: front.workers() == 2, "the proxies never appeared")
         body = {
-            "model": "m", "messages": MESSAGES, "max_tokens": 300, "stream": True, "temperature": 0,
+            "model": "m", "messages": MESSAGES, "max_tokens": 1500, "stream": True, "temperature": 0,
             "ignore_eos": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        with front.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        workers = [server.processes[-1] for server in servers]
+        for worker in workers:  # The server of the request is found before the response begins, which takes seconds.
+            worker.send_signal(signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as sender:
+            sent = sender.submit(front.http.send, front.http.build_request("POST", CHAT_PATH, json=body), stream=True)
+            clusters.until(lambda: any(map(inflight, servers)), "the request never reached a server")
+            victim = next(one for one in servers if inflight(one))
+            for worker in workers:
+                worker.send_signal(signal.SIGCONT)
+            answer = sent.result(DEADLINE_S)
+        with contextlib.closing(answer):
             assert answer.status_code == 200, answer.read()
             lines = answer.iter_lines()
             output = [next(lines) for _ in range(5)]
-            victim = next(one for one in servers if inflight(one))
             for process in victim.processes:
                 process.send_signal(signal.SIGKILL)
             output += list(lines)
         chunks = [json.loads(line[6:]) for line in output if line.startswith("data: {")]
         assert not any("error" in chunk for chunk in chunks), chunks[-1]
         assert output[-2:] == ["data: [DONE]", ""] or output[-1] == "data: [DONE]"
-        assert chunks[-1]["usage"]["completion_tokens"] == 300
+        assert chunks[-1]["usage"]["completion_tokens"] == 1500
         clusters.until(lambda: front.workers() == 1, "a proxy whose server is gone is still found")
         for _ in range(4):
             found = clusters.client().chat.completions.create(model="m", messages=MESSAGES, max_tokens=2)

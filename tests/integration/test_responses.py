@@ -10,7 +10,7 @@ import openai
 import pydantic
 import pytest
 from tests.cluster.cluster import MODEL, Cluster, scripted
-from tests.cluster.processes import DEADLINE_S, wait_until
+from tests.cluster.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -33,10 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def client_of(cluster: Cluster) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"http://127.0.0.1:{cluster.port}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S,
-        _strict_response_validation=True,
-    )  # fmt: skip
+    return cluster.openai(_strict_response_validation=True)
 
 
 @pytest.fixture(scope="module")
@@ -227,15 +224,19 @@ def test_errors_are_raised_as_exceptions_of_the_sdk(
     assert caught.value.param == param
 
 
-def test_interrupted_stream_ends_with_a_failed_response(client: openai.OpenAI) -> None:
-    text = "many words before it ends " * 60
-    stream = client.responses.create(
+def test_interrupted_stream_ends_with_a_failed_response(client: openai.OpenAI, tmp_path: Path) -> None:
+    text, read = "many words before it ends " * 60, tmp_path / "read"
+    events = []
+    with client.responses.create(
         model=MODEL,
         input="hi",
         stream=True,
-        extra_body=scripted(text, fails_after=200, fails_as="Unknown", fails_later_s=1.0),
-    )
-    *_, last = stream
+        extra_body=scripted(text, fails_after=200, fails_as="Unknown", fails_when=str(read)),
+    ) as stream:
+        for event in stream:
+            read.touch()
+            events.append(event)
+    last = events[-1]
     assert last.type == "response.failed"
     assert last.response.error is not None and last.response.error.code == "server_error"
     (item,) = last.response.output

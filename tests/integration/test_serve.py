@@ -16,7 +16,7 @@ import sys
 import termios
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,25 @@ pytestmark = pytest.mark.integration
 
 DYNAMO = [sys.executable, "-m", "dynamo.cli"]
 DEADLINE_S = 60.0  # For operations that take a second on an idle machine.
+PATIENT = [
+    sys.executable, "-c",
+    "from dynamo.cli import __main__, session; session.FRONTEND_DRAIN_S = session.WORKER_DRAIN_S = 600.0; __main__.main()",
+]  # fmt: skip
+"""Program of `dynamo` that never kills a process which does not end by itself within `DEADLINE_S`."""
 QUESTION = [{"role": "user", "content": "What is Dynamo?"}]
 
 
 class Server:
     """One `dynamo serve`, its output and its processes."""
 
-    def __init__(self, tmp_path: Path, *argv: str, is_private: bool = False) -> None:
+    def __init__(self, tmp_path: Path, *argv: str, is_private: bool = False, program: Sequence[str] = DYNAMO) -> None:
         self.kv = tmp_path / "kv"
         self._tmp_path = tmp_path
         self._client: openai.OpenAI | None = None
         self._output = tmp_path / "output"
         with open(self._output, "wb") as output:
             self.process = subprocess.Popen(
-                [*DYNAMO, "serve", "--http-host", "127.0.0.1", "--http-port", "0", *argv],
+                [*program, "serve", "--http-host", "127.0.0.1", "--http-port", "0", *argv],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "DYN_FILE_KV": "" if is_private else str(self.kv), "TMPDIR": str(tmp_path)},
@@ -129,8 +134,8 @@ def is_alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, *argv: str, is_private: bool = False) -> Iterator[Server]:
-    server = Server(tmp_path, *argv, is_private=is_private)
+def serving(tmp_path: Path, *argv: str, is_private: bool = False, program: Sequence[str] = DYNAMO) -> Iterator[Server]:
+    server = Server(tmp_path, *argv, is_private=is_private, program=program)
     try:
         yield server
     finally:
@@ -195,14 +200,15 @@ def test_printed_curl_command_works(demo: Server) -> None:
 
 
 def test_ten_concurrent_conversations_do_not_mix(demo: Server) -> None:
-    model = model_of(demo)
-    alone = streamed(demo, model, temperature=0.0)
+    # Long enough for all of them to be in progress at once, however late a busy machine lets the last one begin.
+    model, long = model_of(demo), {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+    alone = streamed(demo, model, temperature=0.0, **long)
     arrivals: list[int] = []
 
     def converse(number: int) -> str:
         text = ""
         for chunk in demo.client().chat.completions.create(
-            model=model, messages=QUESTION, stream=True, temperature=0.0
+            model=model, messages=QUESTION, stream=True, temperature=0.0, **long
         ):
             arrivals.append(number)
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
@@ -283,17 +289,31 @@ def test_chat_without_a_server_prints_how_to_start_one() -> None:
     assert len(talk.stderr.splitlines()) == 1
 
 
+def test_chat_started_with_its_server_waits_for_the_model(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [*DYNAMO, "chat", "--url", url, "--max-tokens", "8", "--ready-timeout", str(DEADLINE_S)]
+    with serving(tmp_path, "--http-port", url.rpartition(":")[2]) as server:
+        wait_for(lambda: any(tmp_path.glob("dynamo-serve-*/logs/graph.json")), server.text)
+        talk = subprocess.run(
+            command,
+            input="What is Dynamo?\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+    assert (talk.returncode, bool(talk.stdout.strip())) == (0, True), talk.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_stops_cleanly_on_each_signal(tmp_path: Path, number: int) -> None:
-    with serving(tmp_path, "--engine", "mocker", "--workers", "2") as server:
+    with serving(tmp_path, "--engine", "mocker", "--workers", "2", program=PATIENT) as server:
         server.ready()
         children = list(server.children())
         assert len(children) == 3
         assert server.records()
         assert server.leftovers()
-        began = time.monotonic()
         assert server.end(number) == 0
-        assert time.monotonic() - began < 5.0
         assert not any(map(is_alive, children))
         assert server.records() == []
         assert server.leftovers() == []
@@ -301,7 +321,7 @@ def test_serve_stops_cleanly_on_each_signal(tmp_path: Path, number: int) -> None
 
 
 def test_ctrl_c_during_a_response_ends_the_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving(tmp_path, program=PATIENT) as server:
         server.ready()
         chunks = server.client().chat.completions.create(
             model=model_of(server), messages=QUESTION, stream=True, max_tokens=200
@@ -357,7 +377,10 @@ def test_killed_frontend_is_restarted_on_its_port_with_the_same_workers(tmp_path
             return False
 
         wait_for(is_complete, lambda: f"the workers did not attach again:\n{server.text()}")
-        wait_for(lambda: model_of(server) == model, lambda: "the model was not listed again")
+        wait_for(
+            lambda: [one.id for one in server.client().models.list().data] == [model],
+            lambda: "the model was not listed again",
+        )
         assert streamed(server, model, max_tokens=3)
         assert (server.url, server.workers()) == (url, workers)
         log = Path(re.search(r"\(log: (.+)\)", server.text())[1])  # type: ignore[index]

@@ -33,14 +33,14 @@ def server(tmp_path: Path) -> Any:
 
 
 def planner(server: Server) -> dict[str, Any]:
-    answer = httpx.get(f"{server.url}/v1/planner")
+    answer = httpx.get(f"{server.url}/v1/planner", timeout=SCALING_S)
     assert answer.status_code == 200, answer.text
     (found,) = answer.json()["planners"]
     return dict(found)
 
 
 def workers(server: Server) -> int:
-    instances = httpx.get(f"{server.url}/health").json()["instances"]
+    instances = httpx.get(f"{server.url}/health", timeout=SCALING_S).json()["instances"]
     return sum(instance["endpoint"] == "generate" for instance in instances)
 
 
@@ -131,28 +131,33 @@ def test_requests_in_the_routers_queue_add_a_worker(tmp_path: Path) -> None:
 
 def pid_of_worker(server: Server) -> int:
     """Return the process id of a child that is a mocker."""
-    return pid_of(server, "dynamo.mocker")
+    found = pid_of(server, "dynamo.mocker")
+    assert found is not None
+    return found
 
 
-def pid_of(server: Server, module: str) -> int:
-    """Return the process id of a child that runs a module."""
-    return next(pid for pid, command in server.children().items() if module in command)
+def pid_of(server: Server, module: str) -> int | None:
+    """Return the process id of a child that runs a module; None while there is none."""
+    return next((pid for pid, command in server.children().items() if module in command), None)
 
 
 def test_killed_planner_is_restarted_for_the_namespace_of_the_workers(tmp_path: Path) -> None:
     server = Server(tmp_path, *MOCKER, "--namespace", "blue", "--planner", SETTINGS, "--max-workers", "2")
     try:
         url = f"{server.ready().url}/v1/planner"
-        wait_until(lambda: httpx.get(url).status_code == 200, "the planner never registered", SCALING_S)
+        wait_until(
+            lambda: httpx.get(url, timeout=SCALING_S).status_code == 200, "the planner never registered", SCALING_S
+        )
         assert planner(server)["namespace"] == "blue"
         first, mocker = pid_of(server, "dynamo.planner"), pid_of_worker(server)
+        assert first is not None
         os.kill(first, signal.SIGKILL)
         server.until("planner was killed by SIGKILL; restarting it")
 
         def has_returned() -> bool:
-            answer = httpx.get(url)
-            found = answer.json().get("planners", [])
-            return any(one.get("ticks") is not None for one in found) and pid_of(server, "dynamo.planner") != first
+            found = httpx.get(url, timeout=SCALING_S).json().get("planners", [])
+            is_there = any(one.get("ticks") is not None for one in found)
+            return is_there and pid_of(server, "dynamo.planner") not in (None, first)
 
         wait_until(has_returned, "the planner did not return", SCALING_S)
         assert pid_of_worker(server) == mocker
@@ -165,7 +170,7 @@ def test_graph_ends_with_all_of_its_workers(server: Server) -> None:
     assert len(children) == 3  # Worker, frontend and planner.
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(SCALING_S) == 0
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "a process outlived its graph", 5.0)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "a process outlived its graph")
 
 
 @pytest.mark.parametrize(

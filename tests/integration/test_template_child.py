@@ -7,7 +7,7 @@ from tests.unit.text.chat_template.test_sandbox import EXCESSIVE
 
 from dynamo.core.errors import ConfigError, InvalidArgument
 from dynamo.protocols.openai import ChatMessage
-from dynamo.text.chat_template.sandbox import QUICK, OverBudget
+from dynamo.text.chat_template.bounds import QUICK, OverBudget
 from dynamo.text.chat_template.template import ChatTemplate
 
 USER = [ChatMessage(role="user", content="x" * 100)]

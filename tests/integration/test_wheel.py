@@ -24,7 +24,7 @@ def wheel(tmp_path: Path, **variables: str) -> Path:
         shutil.copy(ROOT / name, source)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(built), str(source)],
-        env={**os.environ, **variables}, check=True, timeout=120, capture_output=True,
+        env={**os.environ, **variables}, check=True, timeout=300, capture_output=True,
     )  # fmt: skip
     (found,) = built.iterdir()
     return found

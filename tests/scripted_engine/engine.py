@@ -4,6 +4,7 @@ It is also a command: `python -m tests.scripted_engine.engine --model-path DIREC
 """
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from dynamo.runtime.request_plane.base import Reply
 from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 CONTEXT_LENGTH = 2048
+POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +134,7 @@ class ScriptedEngine:
             reason = script.finish_reason if len(kept) == len(tokens) else "length"
             for message in self._messages(script, request, index, kept):
                 if index == 0 and script.fails_after is not None and printed >= script.fails_after:
-                    error = getattr(errors, script.fails_as)("the script says so")
-                    asyncio.get_running_loop().call_later(script.fails_later_s, reply.fail, error)
+                    _fail(reply, getattr(errors, script.fails_as)("the script says so"), script)
                     return
                 self._write(reply, message, len(choices) > 1)
                 printed += len(message.token_ids)
@@ -187,6 +188,15 @@ class ScriptedEngine:
         if script.engine_data is not None and index == 0:
             last.engine_data = script.engine_data
         reply.item(last)
+
+
+def _fail(reply: Reply, error: Exception, script: Script) -> None:
+    """End a response with an error at the time that the script names."""
+    loop = asyncio.get_running_loop()
+    if script.fails_when and not os.path.exists(script.fails_when):
+        loop.call_later(POLL_S, _fail, reply, error, script)
+    else:
+        reply.fail(error)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ class Script(msgspec.Struct, omit_defaults=True):
     """Number of tokens of the first choice before the error."""
     fails_as: str = "InvalidArgument"
     """Name of the error's class."""
-    fails_later_s: float = 0.0
-    """Seconds between the last token and the error: a frontend that reads both at once writes the error alone."""
+    fails_when: str = ""
+    """Path of a file that the client creates once it has read a part of the response: the error follows then. A frontend that reads
+    tokens and error at once writes the error alone."""
     engine_data: dict[str, object] | None = None
 
     def annotation(self) -> str:

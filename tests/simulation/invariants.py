@@ -69,7 +69,7 @@ def _check_frontend(simulation: "Simulation", frontend: "FrontendMember") -> Non
     pipeline, plane = frontend.pipeline, frontend.plane
     require(pipeline.inflight == 0, f"{pipeline.inflight} answers are open")
     require(len(pipeline.tasks) == 0, f"{len(pipeline.tasks)} request tasks run")
-    require(not pipeline._flusher._waiting, "response data is not flushed")
+    require(not pipeline._flusher.queue, "response data is not flushed")
     require(not any(plane.open_counts().values()), f"the plane holds {plane.open_counts()}")
     live = {f"{one.runtime.instance_id:x}" for one in simulation.workers if one.is_up}
     require(frontend.discovery.instances() == live, f"it sees {frontend.discovery.instances()}, there are {live}")

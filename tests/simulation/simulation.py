@@ -158,7 +158,7 @@ class FrontendMember(Member):
 
 
 class WorkerMember(Member):
-    """The parts of `dynamo.backend.worker.WorkerProcess` with a simulated engine."""
+    """The parts of `dynamo.backend.process.WorkerProcess` with a simulated engine."""
 
     def __init__(
         self, simulation: "Simulation", name: str, model: str, tool_parser: str | None, role: DisaggregationMode

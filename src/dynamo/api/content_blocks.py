@@ -6,11 +6,12 @@ events into changes of the sequence, and the `BlockWriter` of a format turns tho
 
 import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import NoReturn
 
 import msgspec
+from msgspec import Struct, field
 
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
@@ -29,8 +30,7 @@ class BlockKind(Enum):
     CALL = "call"
 
 
-@dataclass(slots=True)
-class OutputBlock:
+class OutputBlock(Struct):
     """One block, as far as received."""
 
     index: int
@@ -45,23 +45,20 @@ class OutputBlock:
         return "".join(self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """Change: a block is opened."""
 
     block: OutputBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(Struct, frozen=True):
     """Change: text is appended to the open block."""
 
     block: OutputBlock
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """Change: a block is closed, either complete or cut off (`is_cut`)."""
 
     block: OutputBlock
@@ -240,9 +237,15 @@ def whole_body(
     created: int,
     choices: Sequence[FinishedChoice],
     usage: CompletionUsage,
-) -> bytes:
-    """Return the body of a whole response; `writer` makes its writer from response id, model and creation time."""
-    return json_encode(writer(response_id, model, created).whole(choices[0], usage))
+    *,
+    is_long: bool = False,
+) -> bytes | Callable[[], bytes]:
+    """Return the body of a whole response; `writer` makes its writer from response id, model and creation time.
+
+    For a response that `is_long`, because it repeats a long request, return the function that encodes it.
+    """
+    response = writer(response_id, model, created).whole(choices[0], usage)
+    return partial(json_encode, response) if is_long else json_encode(response)
 
 
 def undecoded(*_: object) -> NoReturn:

@@ -13,7 +13,7 @@ _PUBLIC = {
     "LLMEngine": "dynamo.backend.engine",
     "WorkerOptions": "dynamo.backend.config",
     "run": "dynamo.backend.command",
-    "run_worker": "dynamo.backend.worker",
+    "run_worker": "dynamo.backend.process",
 }
 
 __all__, __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

@@ -84,6 +84,11 @@ class AdmittedRequest:
             self.inner.fail(error)
             self._admission.leave(self)
 
+    def close(self) -> None:
+        """Mark the response as over. Its first piece may not have come: its own methods would leave it in a reference cycle."""
+        self.is_open = False
+        self.token, self.item = self.inner.token, self.inner.item
+
     def _first_token(self, token_id: int) -> None:
         self._begin_answer()
         self.token(token_id)
@@ -138,6 +143,7 @@ class Admission:
         elif len(self.queue) < self.queue_max:
             self.queue.append(ticket)
         else:
+            ticket.close()
             self._watcher.rejected()
             raise WorkerOverloaded("Server overloaded: worker at capacity")
         reply.on_cancel(lambda: self.cancel(ticket))
@@ -158,7 +164,7 @@ class Admission:
 
     def leave(self, ticket: AdmittedRequest) -> None:
         """Release the slot of a completed request; the request that has waited longest takes it."""
-        ticket.is_open = False
+        ticket.close()
         if ticket not in self.running:
             self.queue.remove(ticket)
             return
@@ -182,7 +188,7 @@ class Admission:
         waiting, self.queue = self.queue, deque()
         running, self.running = self.running, set()
         for ticket in (*running, *waiting):
-            ticket.is_open = False
+            ticket.close()
             ticket.inner.fail(error)
         for ticket in running:
             # The engine may be broken; the callers have received the error already.
@@ -190,7 +196,7 @@ class Admission:
                 self._cancel(ticket)
 
     def _discard(self, ticket: AdmittedRequest) -> None:
-        ticket.is_open = False
+        ticket.close()
         self.running.discard(ticket)
 
     def _run(self, ticket: AdmittedRequest) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS, WorkerOptions
 from dynamo.backend.engine import LLMEngine
-from dynamo.backend.worker import run_worker
+from dynamo.backend.process import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.unsupported_flags import load
 

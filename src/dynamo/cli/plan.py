@@ -15,10 +15,11 @@ from dynamo.cli.route import table
 from dynamo.cli.verbs import run_verb
 from dynamo.core.config import load, option
 from dynamo.core.errors import ConfigError, InvalidArgument
+from dynamo.planner.core.load_scaling import LoadProposal
 from dynamo.planner.core.merge import MergeOutcome
 from dynamo.planner.core.record import SCHEMA, Start, Tick
 from dynamo.planner.core.record import replay as replayed
-from dynamo.planner.core.scaling import LoadProposal, ThroughputProposal
+from dynamo.planner.core.throughput_scaling import ThroughputProposal
 from dynamo.planner.plugins.types import ComponentTarget, PredictionData
 from dynamo.protocols.planner import ScalingDecision
 

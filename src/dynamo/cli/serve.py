@@ -7,6 +7,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
 from dynamo.cli.autoscale import planner_variables
@@ -56,7 +58,7 @@ def serve_model(argv: list[str], variables: Mapping[str, str], started: float) -
     keys, session_key = chosen.keys, None
     if chosen.needs_key:  # This process lists the models to see whether they are served, so it needs a key too.
         session_key = secrets.token_urlsafe(32)
-        keys = dataclasses.replace(keys, keys=(*keys.keys, session_key))
+        keys = msgspec.structs.replace(keys, keys=(*keys.keys, session_key))
     planner = options.planner_config(chosen)
     is_external = isinstance(chosen.engine, ExternalEngine)
     devices = devices_of(chosen.serve, chosen.engine.gpus if is_external else 0, variables)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dynamo import __version__
 from dynamo.cli import options
 from dynamo.cli.announcement import Announcement
@@ -170,7 +172,7 @@ def frontend_of(
     if not (keys.keys or keys.admin_keys or frontend.api_keys_file):
         return frontend, keys.variables, None
     session_key = secrets.token_urlsafe(32)
-    return frontend, dataclasses.replace(keys, keys=(*keys.keys, session_key)).variables, session_key
+    return frontend, msgspec.structs.replace(keys, keys=(*keys.keys, session_key)).variables, session_key
 
 
 def with_frontend(graph: FileGraph, frontend: Any, keys: Mapping[str, str], port: int) -> FileGraph:

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from msgspec import Struct
 
 MEDIA = {
     ".html": "text/html; charset=utf-8",
@@ -35,8 +35,7 @@ REPORT_HEADERS: Mapping[str, str] = {
 """A report is a page of its own with inline scripts: it runs in an origin of its own and cannot reach the frontend."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
+class StaticFile(Struct, frozen=True):
     """One file."""
 
     content: bytes
@@ -47,11 +46,11 @@ class StaticFile:
 def static_files() -> dict[str, StaticFile]:
     """Return the files by path below `/console/`."""
     found: dict[str, StaticFile] = {}
-    _read(resources.files("dynamo.console") / "static", "", found)
+    _read(Path(__file__).with_name("static"), "", found)  # `importlib.resources` would import `zipfile`.
     return found
 
 
-def _read(folder: Traversable, path: str, found: dict[str, StaticFile]) -> None:
+def _read(folder: Path, path: str, found: dict[str, StaticFile]) -> None:
     for entry in folder.iterdir():
         name = f"{path}{entry.name}"
         if entry.is_dir():

@@ -48,6 +48,26 @@ class LoopTurn:
             self._ends_at = time.perf_counter() + TURN_S
 
 
+class SingleTurns:
+    """Turns of the loop for long pieces of work of several tasks, so that other tasks run between any two pieces."""
+
+    def __init__(self) -> None:
+        self._taken_on: asyncio.AbstractEventLoop | None = None
+        """The loop on which a piece was begun last; a loop that was closed since does not matter to another one."""
+
+    async def take(self) -> None:
+        """Wait until all else that was ready after the last piece, sockets included, has run."""
+        loop = asyncio.get_running_loop()
+        while self._taken_on is loop:  # noqa: ASYNC110 - turns pass without an event
+            await asyncio.sleep(0)
+        self._taken_on = loop
+        # In the next turn the loop looks at its sockets, whose callbacks it appends to those that are ready.
+        loop.call_soon(loop.call_soon, self._end)
+
+    def _end(self) -> None:
+        self._taken_on = None
+
+
 class AmortizedUpdate:
     """An update that is run at each request while that is cheap; otherwise requests are merged and delayed."""
 

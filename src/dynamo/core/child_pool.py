@@ -18,11 +18,11 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core.config import selected_environment
 from dynamo.core.errors import HttpError, InvalidArgument
@@ -31,6 +31,7 @@ HEADER = struct.Struct("!IQ")  # Bytes of the message, and of the data behind it
 READ_BYTES = 1 << 18
 IDLE_S = 60.0  # Starting a child takes about 0.2 s; keeping one takes about 40 MB.
 WAITING_MAX = 64  # Callers that wait for a free child; each of them holds a thread.
+UNWANTED_S = 0.2  # Maximum time until a child whose result is no longer needed is ended.
 EXIT_WAIT_S = 5.0  # A killed process is gone within milliseconds; this bounds a wait on a stopped machine.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "TZ")
 """Variables that a child is given: what it needs to run, and no secret."""
@@ -38,6 +39,9 @@ ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SSL_CERT_FI
 START_S = 60.0  # A child imports its libraries and reads its files, perhaps from a cold disk.
 READY, OK, REFUSED, HTTP_ERROR, OUT_OF_MEMORY, FAILED = "ready", "ok", "refused", "http", "memory", "failed"
 """Kinds of responses of a child."""
+
+Wanted = Callable[[], bool]
+"""Returns whether the result is still needed."""
 
 
 class ChildError(Exception):
@@ -56,8 +60,11 @@ class ChildPoolBusy(ChildError):
     """No child was free in time."""
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
+class ChildUnwanted(ChildError):
+    """The result is no longer needed."""
+
+
+class _Child(Struct, eq=False):
     process: "subprocess.Popen[bytes]"
     idle_since_s: float = 0.0
 
@@ -136,18 +143,20 @@ class ChildPool:
         key: str = "",
         deadline_s: float | None = None,
         wait_s: float | None = None,
+        is_wanted: Wanted | None = None,
     ) -> Any:
         """Return the child's answer. Block for `wait_s` at most until a child is free, for its start, and for the deadline.
 
         `data` is large: it is not copied here, and the child finds it behind the members of `request`, which is a tuple.
+        `is_wanted` is called a few times a second; once it returns False, end the child and raise `ChildUnwanted`.
         Raise `ChildError`, and `InvalidArgument` or `HttpError` where the child's computation raised that.
         """
         limit_s = self.deadline_s if deadline_s is None else deadline_s
-        child = self._acquire(key, time.monotonic() + (limit_s if wait_s is None else wait_s))
+        child = self._acquire(key, time.monotonic() + (limit_s if wait_s is None else wait_s), is_wanted)
         kept: _Child | None = None
         try:
             frame = msgspec.msgpack.encode(request)  # A large one exists only while a child works on it.
-            answer = _exchange(child, frame, data, time.monotonic() + limit_s, limit_s)
+            answer = _exchange(child, frame, data, time.monotonic() + limit_s, limit_s, is_wanted)
             kind, value, is_spent = answer
             if kind != OUT_OF_MEMORY and not is_spent:
                 kept = child
@@ -168,15 +177,17 @@ class ChildPool:
             else:
                 child.kill()
 
-    def _acquire(self, key: str, until_s: float) -> _Child:
+    def _acquire(self, key: str, until_s: float, is_wanted: Wanted | None) -> _Child:
         with self._changed:
             if self._waiting >= self._waiting_max:
                 raise ChildPoolBusy(f"{self._waiting} requests wait for a free process already")
             self._waiting += 1
             try:
                 while not self._is_closed and not self._may_start(key):
-                    if not self._changed.wait(until_s - time.monotonic()) and time.monotonic() >= until_s:
+                    left_s = until_s - time.monotonic()
+                    if not self._changed.wait(_look_s(left_s, is_wanted)) and time.monotonic() >= until_s:
                         raise ChildPoolBusy("no process was free in time")
+                    _require_wanted(is_wanted)
             finally:
                 self._waiting -= 1
             if self._is_closed:
@@ -264,7 +275,12 @@ class ChildPool:
 
 
 def _exchange(
-    child: _Child, frame: bytes, data: bytes | bytearray, until_s: float, limit_s: float
+    child: _Child,
+    frame: bytes,
+    data: bytes | bytearray,
+    until_s: float,
+    limit_s: float,
+    is_wanted: Wanted | None = None,
 ) -> tuple[str, Any, bool]:
     """Send a frame and return the answer: its kind, its value, and whether the child is to be replaced.
 
@@ -281,7 +297,8 @@ def _exchange(
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise ChildTimeout(f"it takes longer than {limit_s:g} s")
-        for descriptor, _ in poller.poll(left_s * 1000 + 1):
+        _require_wanted(is_wanted)
+        for descriptor, _ in poller.poll(_look_s(left_s, is_wanted) * 1000 + 1):
             try:
                 if descriptor == child.output:
                     piece = os.read(child.output, READ_BYTES)
@@ -303,6 +320,16 @@ def _exchange(
             size, _ = HEADER.unpack_from(received)
             del received[: HEADER.size]
     return msgspec.msgpack.decode(received, type=tuple[str, Any, bool])
+
+
+def _look_s(left_s: float, is_wanted: Wanted | None) -> float:
+    """Return how long to wait before the next look at whether the result is wanted."""
+    return left_s if is_wanted is None else min(left_s, UNWANTED_S)
+
+
+def _require_wanted(is_wanted: Wanted | None) -> None:
+    if is_wanted is not None and not is_wanted():
+        raise ChildUnwanted("its result is no longer wanted")
 
 
 def _outcome(kind: str, value: Any) -> Any:

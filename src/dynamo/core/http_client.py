@@ -20,10 +20,10 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
+from msgspec import Struct
 
 from dynamo.core.boundaries import Rollback
 from dynamo.core.errors import CannotConnect, ConfigError, Disconnected, ResponseTimeout
@@ -41,8 +41,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Connection]]
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(Struct, frozen=True):
     """Timeouts of one request, in seconds."""
 
     connect_s: float

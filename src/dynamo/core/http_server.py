@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dynamo.core.openmetrics import negotiated
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.core.uvicorn_parts import STATUS_LINE, Config, HttpToolsProtocol, ServerState
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ def plain_text(status: int, text: str) -> Response:
     return Response(text, status, headers={"content-type": "text/plain"})
 
 
-def metrics_response(request: Request, text: str) -> Response:
-    """Return metrics, given in the Prometheus format, in the format that the scraper accepts."""
-    content_type, body = negotiated(request.headers.get("accept", ""), text)
+async def metrics_response(request: Request, page: MetricsPage) -> Response:
+    """Return metrics in the format that the scraper accepts."""
+    content_type, body = await page.respond(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 
 

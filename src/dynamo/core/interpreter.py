@@ -6,11 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dynamo.core.deferred_modules import deferred
+
 SWITCH_INTERVAL_S = 0.001
 """A thread that prepares a long prompt yields to the event loop after this time, not after 5 ms."""
 THRESHOLDS = (20_000, 20, 100)
 """Objects, and collections of the younger generation, between two garbage collections."""
 SIMULATION_THRESHOLDS = (200_000, 50, 100)
+RARELY_USED = ("calendar", "html", "http.client", "locale", "logging.config", "msgspec.inspect", "shutil")
+"""Modules that libraries import at their start and a command rarely uses; with their own imports they take three megabytes."""
 
 
 def configure_interpreter() -> None:
@@ -43,8 +47,10 @@ def paused_collections() -> Iterator[None]:
 
 
 def run_command(module: str) -> None:
-    """Import the module of a command without garbage collections, run its `main`, and exit with its status."""
-    with paused_collections():
+    """Import the module of a command without garbage collections and without rarely used modules, run its `main`, and exit
+    with its status.
+    """
+    with paused_collections(), deferred(RARELY_USED):
         main = importlib.import_module(module).main
         from dynamo.core.config import exit_on_config_error
     exit_on_config_error(main)

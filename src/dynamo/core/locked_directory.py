@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -28,7 +27,7 @@ class LockedDirectory:
         """
         folder = Path(parent or temporary_directory())
         starting = Path(tempfile.mkdtemp(prefix=STARTING, dir=folder))
-        with Rollback(lambda: shutil.rmtree(starting, ignore_errors=True)):
+        with Rollback(lambda: _remove_tree(starting)):
             self.lock = os.open(starting / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             if logs_kept:
@@ -72,12 +71,12 @@ def is_locked(path: Path) -> bool:
 
 def _remove(path: Path, *, keep_logs: bool) -> None:
     if not keep_logs:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_tree(path)
         return
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             if entry.name not in {LOCK, LOGS}:
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove_tree(entry)
 
 
 def _has_ended(path: Path) -> bool:
@@ -115,3 +114,10 @@ def remove_abandoned_files(directory: str, prefix: str, age_s: float) -> None:
                 is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == user_id()
                 if is_ours and now - found.st_mtime > age_s:
                     os.unlink(entry.path)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a directory with its content; ignore errors."""
+    import shutil  # With the modules for archives, which take a megabyte; most processes find nothing to remove.
+
+    shutil.rmtree(path, ignore_errors=True)

@@ -83,12 +83,21 @@ class Gauge:
 class Histogram:
     """Number of observations per bucket; a value equal to a bound belongs to that bucket."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_callbacks", "bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = list(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
+        self._callbacks: tuple[Callable[[], None], ...] = ()
+
+    def add_source(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, which records what is not recorded yet, whenever the metrics are rendered."""
+        self._callbacks = (*self._callbacks, callback)
+
+    def remove_source(self, callback: Callable[[], None]) -> None:
+        """Remove a callback of `add_source`."""
+        self._callbacks = tuple(one for one in self._callbacks if one != callback)
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -104,6 +113,8 @@ class Histogram:
         return sum(self.counts)
 
     def samples(self, name: str, labels: str) -> Iterator[str]:
+        for callback in self._callbacks:
+            callback()
         prefix = f"{labels}," if labels else ""
         total = 0
         for bound, count in zip([*self.bounds, math.inf], self.counts, strict=True):
@@ -217,7 +228,7 @@ class MetricsRegistry:
         return self._add(Family("histogram", name, help, tuple(labels), lambda: Histogram(bounds)))
 
     def add_text(self, callback: Callable[[], str]) -> None:
-        """Append exposition text from another source, such as an engine's own metrics."""
+        """Append exposition text from another source, such as an engine's own metrics; any thread may call `callback`."""
         self._texts.append(callback)
 
     @property
@@ -231,17 +242,30 @@ class MetricsRegistry:
 
     def pieces(self) -> Iterator[str]:
         """Yield that text in pieces: the lines of one child, or the text of another source, at a time."""
+        yield from self.own_pieces()
+        for callback in self.texts:
+            yield whole_lines(callback())
+
+    def own_pieces(self) -> Iterator[str]:
+        """Yield the text of the declared families in pieces: the lines of one child at a time."""
         for family in list(self._families.values()):
             yield from family.pieces()
-        for callback in list(self._texts):
-            more = callback()
-            yield more if more.endswith("\n") or not more else more + "\n"
+
+    @property
+    def texts(self) -> list[Callable[[], str]]:
+        """The callbacks of the other sources."""
+        return list(self._texts)
 
     def _add(self, family: Family[Child]) -> Family[Child]:
         known = self._families.setdefault(family.name, family)
         if known.kind != family.kind or known.label_names != family.label_names:
             raise ValueError(f"{family.name} is already a {known.kind} with labels {known.label_names}")
         return known
+
+
+def whole_lines(text: str) -> str:
+    """Return the text with a line break at its end, unless it is empty."""
+    return text if text.endswith("\n") or not text else text + "\n"
 
 
 def log_buckets(low: float, high: float, count: int) -> tuple[float, ...]:

@@ -1,14 +1,15 @@
 """MetricsPage: the metrics of one process for scrapers, rendered in turns of the event loop.
 
 With thousands of workers the text has a million characters and takes tens of milliseconds. Rendered at once it would delay
-the tokens of all streams, and so would many scrapers at the same time, which therefore share one rendering.
+the tokens of all streams, and so would many scrapers at the same time, which therefore share one rendering. Texts of other
+sources, such as an engine's own metrics, come from a thread.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from dynamo.core.amortized import LoopTurn
-from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry, whole_lines
 from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openmetrics
 from dynamo.core.threads import in_few_threads
 
@@ -52,11 +53,19 @@ class MetricsPage:
         return await asyncio.shield(task)  # The end of one scrape does not end that of others.
 
     async def _own(self) -> str:
-        turn, pieces = LoopTurn(), list[str]()
-        for piece in self._registry.pieces():
+        turn, parts, pieces, size = LoopTurn(), list[str](), list[str](), 0
+        for piece in self._registry.own_pieces():
             pieces.append(piece)
+            size += len(piece)
+            if size >= INLINE_CHARS:  # A million pieces are not joined at once.
+                parts.append("".join(pieces))
+                pieces.clear()
+                size = 0
             await turn.yield_if_long()
-        return "".join(pieces)
+        parts += pieces
+        for callback in self._registry.texts:
+            parts.append(whole_lines(await in_few_threads(callback, "metrics", 1)))
+        return "".join(parts)
 
     async def _text(self) -> str:
         text = await self.own()

@@ -2,19 +2,12 @@
 
 import re
 from collections.abc import Iterator
-
-from dynamo.core.metrics import CONTENT_TYPE
+from itertools import islice
 
 MEDIA_TYPE = "application/openmetrics-text"
 OPENMETRICS_TYPE = f"{MEDIA_TYPE}; version=1.0.0; charset=utf-8"
+LINES_JOINED, SPLIT_CHARS = 4096, 1 << 18  # Handled at a time: no step takes more than a few milliseconds.
 _WHOLE_BOUND = re.compile(r'(?<=[{,])((?:le|quantile)="-?[0-9]+)(")')
-
-
-def negotiated(accept: str, text: str) -> tuple[str, str]:
-    """Return the content type and body for a scraper's `Accept` header, given the text in format 0.0.4."""
-    if prefers_openmetrics(accept):
-        return OPENMETRICS_TYPE, openmetrics(text)
-    return CONTENT_TYPE, text
 
 
 def prefers_openmetrics(accept: str) -> bool:
@@ -37,12 +30,15 @@ def openmetrics(text: str) -> str:
     Sample names do not change. A counter whose name does not end in `_total` is of type `unknown`: OpenMetrics allows
     no other name for a counter's samples.
     """
-    return "".join(f"{line}\n" for line in _lines(text)) + "# EOF\n"
+    lines, parts = _lines(text), list[str]()
+    while part := list(islice(lines, LINES_JOINED)):
+        parts.append("\n".join(part))
+    return "\n".join([*parts, "# EOF\n"])
 
 
 def _lines(text: str) -> Iterator[str]:
     help_line = ""
-    for line in text.splitlines():
+    for line in _split(text):
         if line.startswith("# HELP "):
             help_line = line
         elif line.startswith("# TYPE "):
@@ -56,6 +52,15 @@ def _lines(text: str) -> Iterator[str]:
             help_line = ""
         elif line and not line.startswith("#"):
             yield _WHOLE_BOUND.sub(r"\1.0\2", line) if "_bucket{" in line or "quantile=" in line else line
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the lines of a text, which is split in parts: other threads run in between."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + SPLIT_CHARS) + 1 or len(text)
+        yield from text[start:end].splitlines()
+        start = end
 
 
 def _weight(text: str) -> float:

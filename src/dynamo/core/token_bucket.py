@@ -1,5 +1,10 @@
 """Token bucket: the rate limit of API keys and of the Kubernetes client."""
 
+LEAST = 1e-3
+"""Tokens from which something is left."""
+ROUNDING = 1e-4
+"""Tokens that may be missing: after exactly the returned wait, sums of fractions may lack the last digit."""
+
 
 class TokenBucket:
     """Tokens that refill at a constant rate up to a size."""
@@ -16,8 +21,8 @@ class TokenBucket:
     def wait_s(self, now: float, amount: float = 0.0) -> float:
         """Return the seconds until `amount` is available, or, for 0, until anything is left; 0.0 if it is now."""
         self._fill(now)
-        missing = max(amount, 1e-9) - self._left
-        return 0.0 if missing <= 0 else missing / self._rate
+        missing = max(amount, LEAST) - self._left
+        return 0.0 if missing <= ROUNDING else missing / self._rate
 
     def take(self, amount: float, now: float) -> None:
         """Take an amount, which may exceed the rest: later callers wait until the difference has refilled."""

@@ -27,7 +27,7 @@ def main() -> int:
         config = replace(config, model_path=directory, model_name=config.model_name or config.model_path)
     blas.prepare(config.threads or blas.suitable_threads(config.directory), environ())
     with paused_collections():  # The engines import numpy; must run after `prepare`.
-        from dynamo.backend.worker import run_worker
+        from dynamo.backend.process import run_worker
 
         make = engine_of(config)
     return run_worker(config, make)

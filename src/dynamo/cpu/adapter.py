@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
-Rows = slice | npt.NDArray[np.intp]
+Ids = npt.NDArray[np.intp]
+Rows = slice | Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,16 @@ class Adapted:
 
     adapter: Adapter
     rows: Rows
+
+    def among(self, rows: Ids, total: int) -> "Adapted | None":
+        """Return those of the given rows, by their place in `rows`, that use the adapter; None if no row does.
+
+        `total`: number of rows of the step.
+        """
+        uses = np.zeros(total, np.bool_)
+        uses[self.rows] = True
+        places = np.flatnonzero(uses[rows])
+        return Adapted(self.adapter, rows_of(places.tolist())) if len(places) else None
 
 
 def rows_of(rows: Sequence[int]) -> Rows:

@@ -1,38 +1,22 @@
 """Attention: products of queries with keys and values stored in pages.
 
 A page is a KV block: `block_tokens` consecutive slots. The pages of a sequence may be anywhere in the cache, but pages that
-are adjacent in the sequence are often adjacent in the cache. A sequence is therefore described by runs of slots, and each
-run is read in place without a gather.
+are adjacent in the sequence are often adjacent in the cache. A sequence is therefore described by runs of slots. Single tokens
+read each run in place; a prefill copies the slots of a tile together if they are in several runs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamo.core import memory
+from dynamo.cpu.prefill import PrefillPart, Scratch, parts_of
+from dynamo.cpu.spans import Ids, Run, TokenSpan
 
 F32 = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.intp]
-
-QUERIES_MAX = 64  # Rows of a prefill that are computed together: few enough that their scores stay in a core's cache.
-QUERIES_MIN = 8  # With fewer rows, a long context is read too many times for little work.
-SCORES_MAX = 1 << 19  # Scores of such rows, in all heads; 2 MiB.
-
-Run = tuple[int, int]
-"""First slot and the slot after the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
-    """Rows of one sequence in a batch: `count` rows from `row`, which attend to `context` tokens including themselves."""
-
-    row: int
-    count: int
-    context: int
-    runs: Sequence[Run]
 
 
 def cache_bytes(layers: int, kv_heads: int, slots: int, head_dim: int) -> int:
@@ -108,67 +92,32 @@ class DecodeGroup:
         out[self.first : self.first + len(self.spans)] /= totals
 
 
-class Prefill:
-    """Consecutive tokens of one sequence; each attends to itself and to all tokens before it."""
+class StepAttention:
+    """Attention of all sequences of a batch, as tasks that are independent of each other."""
 
-    def __init__(self, span: TokenSpan, kv_heads: int, heads_per_kv: int) -> None:
-        self.span = span
-        row_scores = kv_heads * heads_per_kv * span.context
-        queries = min(QUERIES_MAX, max(QUERIES_MIN, SCORES_MAX // row_scores))
-        self._heads = (kv_heads, heads_per_kv)
-        self._scratch = np.empty(queries * row_scores, np.float32)
-        self._mask = np.triu(np.full((queries, queries), -np.inf, np.float32), 1)
-        self._parts = [self._part(first, min(queries, span.count - first)) for first in range(0, span.count, queries)]
+    def __init__(self, spans: Sequence[TokenSpan], kv_heads: int, heads_per_kv: int, scratch: list[Scratch]) -> None:
+        """`spans`: those of one row first, ordered by context. `scratch`: one for each thread that may run a task."""
+        single = groupby((span for span in spans if span.count == 1), key=_magnitude)
+        self.groups = [DecodeGroup(list(similar), kv_heads, heads_per_kv) for _, similar in single]
+        parts = [part for span in spans if span.count > 1 for part in parts_of(span, kv_heads, heads_per_kv)]
+        self.parts = sorted(
+            parts, key=lambda part: -part.cost
+        )  # The largest first: threads end at about the same time.
+        self._scratch = scratch
 
-    def attend(self, queries: F32, keys: F32, values: F32, out: F32) -> None:
-        """Write the attention output to `out`, with arguments as in `DecodeGroup.attend`."""
-        transposed = keys.swapaxes(1, 2)[:, None]
-        values = values[:, None]
-        for part in self._parts:
-            rows = slice(part.row, part.row + part.count)
-            part.attend(queries[rows].transpose(1, 2, 0, 3), transposed, values, out[rows].transpose(1, 2, 0, 3))
+    def tasks(self, queries: F32, keys: F32, values: F32, out: F32) -> list[Callable[[], None]]:
+        """Return the tasks that compute one layer, with arguments as in `DecodeGroup.attend`."""
+        return [
+            *(partial(self._attend, part, queries, keys, values, out) for part in self.parts),
+            *(partial(group.attend, queries, keys, values, out) for group in self.groups),
+        ]
 
-    def _part(self, first: int, count: int) -> "_Part":
-        span = self.span
-        visible = span.context - span.count + first + count
-        scores = self._scratch[: self._heads[0] * self._heads[1] * count * visible]
-        return _Part(
-            span.row + first,
-            count,
-            _cut(span.runs, visible),
-            scores.reshape(*self._heads, count, visible),
-            self._mask[:count, :count],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some rows of a prefill, with a buffer for their scores that the parts share."""
-
-    row: int
-    count: int
-    runs: Sequence[Run]
-    scores: F32
-    mask: F32
-
-    def attend(self, queries: F32, keys: F32, values: F32, out: F32) -> None:
-        scores = self.scores
-        _score(queries, keys, self.runs, scores)
-        scores[..., -self.count :] += self.mask
-        np.subtract(scores, scores.max(axis=-1, keepdims=True), out=scores)
-        np.exp(scores, out=scores)
-        totals = scores.sum(axis=-1, keepdims=True)
-        _sum_values(scores, values, self.runs, out)
-        out /= totals
-
-
-def plan(spans: Sequence[TokenSpan], kv_heads: int, heads_per_kv: int) -> "list[DecodeGroup | Prefill]":
-    """Return the operations that compute a batch's attention. Spans of one row come first, ordered by context."""
-    single = groupby((span for span in spans if span.count == 1), key=_magnitude)
-    return [
-        *(DecodeGroup(list(similar), kv_heads, heads_per_kv) for _, similar in single),
-        *(Prefill(span, kv_heads, heads_per_kv) for span in spans if span.count > 1),
-    ]
+    def _attend(self, part: PrefillPart, queries: F32, keys: F32, values: F32, out: F32) -> None:
+        scratch = self._scratch.pop()
+        try:
+            part.attend(queries, keys, values, out, scratch)
+        finally:
+            self._scratch.append(scratch)
 
 
 def _magnitude(span: TokenSpan) -> int:
@@ -195,14 +144,3 @@ def _sum_values(weights: F32, values: F32, runs: Sequence[Run], out: F32) -> Non
         else:
             out += np.matmul(weights[..., at:until], values[..., start:stop, :])
         at = until
-
-
-def _cut(runs: Sequence[Run], tokens: int) -> list[Run]:
-    """Return the runs of the first `tokens` slots."""
-    cut: list[Run] = []
-    for start, stop in runs:
-        if tokens <= 0:
-            break
-        cut.append((start, min(stop, start + tokens)))
-        tokens -= stop - start
-    return cut

@@ -1,13 +1,48 @@
-"""Blas: OpenBLAS thread count and instruction set, which must be set before numpy is imported."""
+"""Blas: OpenBLAS thread count and instruction set, which must be set before numpy is imported.
 
+The thread count can also be changed later, so that several threads of the engine each compute products with one thread.
+"""
+
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 CPU_INFO = "/proc/cpuinfo"
 CPU_INFO_CHARS_MAX = 8192  # The first processor's entry; all processors are assumed equal.
 SMALL_MODEL_BYTES = 64_000_000  # Checkpoint size; below it, synchronising threads takes longer than computing.
+
+
+NAMES = (("scipy_", "64_"), ("", "64_"), ("", ""), ("scipy_", ""))
+"""Prefix and suffix of OpenBLAS functions: in wheels of numpy 2, in wheels of numpy 1, and in packages of distributions."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlasThreads:
+    """Thread count of the OpenBLAS library that numpy uses."""
+
+    get: Callable[[], int]
+    put: Callable[[int], object]
+
+
+def loaded() -> BlasThreads | None:
+    """Return the thread count of numpy's OpenBLAS; None if numpy uses another library."""
+    try:
+        from numpy.linalg import _umath_linalg
+
+        library = ctypes.CDLL(
+            _umath_linalg.__file__
+        )  # Symbols are found in the libraries that it was linked with, too.
+    except (ImportError, OSError):
+        return None
+    for prefix, suffix in NAMES:
+        get = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+        put = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+        if get is not None and put is not None:
+            return BlasThreads(get, put)
+    return None
 
 
 def cores() -> int:

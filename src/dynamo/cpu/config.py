@@ -130,7 +130,7 @@ class CpuConfig(DisaggregatedOptions):
         None,
         "--threads",
         "OPENBLAS_NUM_THREADS",
-        "Threads for matrix products; default: 1, or for a larger model all cores but one",
+        "Threads that compute the model; default: 1, or for a larger model all cores but one",
     )
 
     def __post_init__(self) -> None:

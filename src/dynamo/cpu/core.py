@@ -10,13 +10,14 @@ import numpy as np
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.tally import Tally
 from dynamo.cpu.adapter import Adapted, Adapter, rows_of
-from dynamo.cpu.attention import F32, Ids, TokenSpan
+from dynamo.cpu.attention import F32
 from dynamo.cpu.disagg import BlockExporter, BlockPuller, params_of
 from dynamo.cpu.generation import ActiveGeneration, Fetch, GeneratedChoice
 from dynamo.cpu.model import Batch, TransformerModel
 from dynamo.cpu.sampler import Sampled, greedy, sample, score
 from dynamo.cpu.scheduler import Chunk, Scheduler
 from dynamo.cpu.sequence import TokenSequence
+from dynamo.cpu.spans import Ids, TokenSpan
 from dynamo.cpu.tiers import CacheTiers
 from dynamo.kvbm.logical.consolidator import TierEvent
 from dynamo.protocols.engine import EngineOutput

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dynamo.core.errors import ConfigError
-from dynamo.cpu.attention import F32, TokenSpan
+from dynamo.cpu.attention import F32
 from dynamo.cpu.model import Batch, TransformerModel
+from dynamo.cpu.spans import TokenSpan
 
 POOLING_FILE = os.path.join("1_Pooling", "config.json")
 """File in which sentence-transformers configures the pooling of a model."""

@@ -16,30 +16,23 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from dynamo.backend.disagg import DisaggregationMode, bootstrap_of, prefill_source_of
+from dynamo.backend.disagg import bootstrap_of, prefill_source_of
 from dynamo.backend.engine import EngineConfig, EngineHost
 from dynamo.core.boundaries import ErrorBoundary
-from dynamo.core.errors import ConfigError, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
+from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
 from dynamo.cpu.adapter import Adapter
 from dynamo.cpu.adapters import Adapters
-from dynamo.cpu.architecture import Architecture, cache_size
-from dynamo.cpu.attention import cache_bytes
-from dynamo.cpu.blocks import KvBlockPool
 from dynamo.cpu.compiler import ChildTrial, Compiler, CompilerMetrics
-from dynamo.cpu.config import DEMO_MODEL, CpuConfig
+from dynamo.cpu.config import CpuConfig
 from dynamo.cpu.controls import CpuControls
 from dynamo.cpu.convert import CpuLimits, Defaults, to_generation
 from dynamo.cpu.core import Core, StepOutcome, StepOutput
 from dynamo.cpu.disagg import fetch_from, fetch_of, meeting_of
 from dynamo.cpu.generation import ActiveGeneration, Fetch
 from dynamo.cpu.guided import Grammars, Guide
-from dynamo.cpu.kv_exporter import KvExporter
-from dynamo.cpu.kv_fetcher import FetchMetrics, KvFetcher, open_puller
-from dynamo.cpu.layout import layout_of
-from dynamo.cpu.model import TransformerModel, load_weights
+from dynamo.cpu.kv_fetcher import FetchMetrics
+from dynamo.cpu.loading import OpenParts, load_engine
 from dynamo.cpu.orders import (
     Add,
     ControlCall,
@@ -51,20 +44,13 @@ from dynamo.cpu.orders import (
     Stop,
     TiersChanged,
 )
-from dynamo.cpu.scheduler import Scheduler
-from dynamo.cpu.tiers import CacheTiers, open_tiers
 from dynamo.cpu.trace import StepTrace
-from dynamo.kvbm.config import KvbmConfig
 from dynamo.kvbm.logical.consolidator import TierEvent
-from dynamo.kvbm.transfer.base import Deadline, Layout, Region, TransferError, Transport
+from dynamo.kvbm.transfer.base import Deadline, Layout, TransferError
 from dynamo.kvbm.transfer.puller import Pulled
-from dynamo.kvbm.transfer.source import SourceOptions
-from dynamo.protocols.engine import RESUMES_SAMPLING, BootstrapInfo, EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PreprocessedRequest
 from dynamo.protocols.kv_events import KvEvent
 from dynamo.protocols.load import ForwardPass, WorkerLoad
-from dynamo.protocols.native import VLLM_CAPABILITY
-from dynamo.routing.prefill_plan import LOCAL_PREFILL
-from dynamo.runtime.config import tcp_options
 from dynamo.runtime.request_plane.base import Reply
 
 logger = logging.getLogger(__name__)
@@ -127,15 +113,11 @@ class CpuEngine:
         self._host: EngineHost
         self._reporter: Reporter
         self._core: Core
-        self._tiers: CacheTiers | None = None
+        self._parts = OpenParts()
         self._limits: CpuLimits
         self._adapters: Adapters
         self._defaults: Defaults
         self._compiler: Compiler
-        self._exporter: KvExporter | None = None
-        """Block exporter of a prefill worker."""
-        self._fetcher: KvFetcher | None = None
-        """Block fetcher of a decode worker."""
         self._fetch_metrics: FetchMetrics | None = None
         self._layout: Layout
         self._thoughts_end = thoughts_end_of(config.reasoning_parser)
@@ -145,14 +127,14 @@ class CpuEngine:
         self._host = host
         self._reporter = Reporter(host)
         config = await asyncio.to_thread(self._load)
-        if self._tiers is not None:
-            self._tiers.start(host.metrics)
+        if self._parts.tiers is not None:
+            self._parts.tiers.start(host.metrics)
             config = replace(
                 config,
-                routes={**config.routes, "kvbm": self._tiers.route},
-                runtime_data={**config.runtime_data, **self._tiers.runtime_data},
+                routes={**config.routes, "kvbm": self._parts.tiers.route},
+                runtime_data={**config.runtime_data, **self._parts.tiers.runtime_data},
             )
-        controls = CpuControls(self, host, self._config, self._adapters, has_tiers=self._tiers is not None)
+        controls = CpuControls(self, host, self._config, self._adapters, has_tiers=self._parts.tiers is not None)
         config = replace(
             config,
             routes={**config.routes, **controls.routes()},
@@ -162,9 +144,9 @@ class CpuEngine:
         grammars = Grammars(config.model_path, self._limits.vocab_size)
         trial = ChildTrial(config.model_path, self._limits.vocab_size)
         self._compiler = Compiler(grammars, CompilerMetrics(host.metrics, config.served_model_name), trial)
-        if self._exporter is not None:
-            self._exporter.show(host.metrics, config.served_model_name)
-        if self._fetcher is not None:
+        if self._parts.exporter is not None:
+            self._parts.exporter.show(host.metrics, config.served_model_name)
+        if self._parts.fetcher is not None:
             self._fetch_metrics = FetchMetrics(host.metrics, config.served_model_name)
         self._reporter.report([], self._core.load(), self._loop.time(), is_idle=True)
         self._thread = threading.Thread(target=self._compute, name="dynamo-cpu-engine", daemon=True)
@@ -192,16 +174,16 @@ class CpuEngine:
     def _generation(self, request: PreprocessedRequest, reply: Reply) -> ActiveGeneration:
         """Return this worker's part of a request."""
         adapter = self._adapters.of(request.routing.lora_name if request.routing is not None else None)
-        if self._exporter is not None:
+        if self._parts.exporter is not None:
             generation = to_generation(prompt_of(request), reply, self._limits, self._defaults, adapter)
             generation.is_prefill = True
             info = bootstrap_of(request)
-            if info is not None and self._exporter.server is not None:
+            if info is not None and self._parts.exporter.server is not None:
                 generation.meeting = meeting_of(info)
-                self._exporter.server.open(generation.meeting.room, generation.meeting.key)
+                self._parts.exporter.server.open(generation.meeting.room, generation.meeting.key)
             return generation
         generation = to_generation(request, reply, self._limits, self._defaults, adapter)
-        if self._fetcher is not None:
+        if self._parts.fetcher is not None:
             generation.fetch = self._fetch(request, adapter)
             if generation.fetch is not None and request.output_options.prompt_logprobs is not None:
                 assert self._fetch_metrics is not None, "a decode worker without its metrics"
@@ -239,7 +221,7 @@ class CpuEngine:
 
     def is_quiescent(self) -> bool:
         """Return whether no decode worker still has blocks to fetch from this worker."""
-        return self._exporter is None or self._exporter.is_quiescent
+        return self._parts.exporter is None or self._parts.exporter.is_quiescent
 
     def cancel(self, reply: Reply) -> None:
         generation = self._live.get(id(reply))
@@ -284,120 +266,17 @@ class CpuEngine:
             if self._thread.is_alive():
                 logger.error("the engine's thread did not end within %.0f s", STOP_TIMEOUT_S)
             self._thread = None
-        if self._tiers is not None:
-            await asyncio.to_thread(self._tiers.close)
-        if self._exporter is not None:
-            await asyncio.to_thread(self._exporter.close)
-        if self._fetcher is not None:
-            await asyncio.to_thread(self._fetcher.close)
+        await asyncio.to_thread(self._parts.close)
         self._fail_all(EngineShutdown("the engine was stopped"))
 
     def _load(self) -> EngineConfig:
         """Load the model. Runs in a thread because it is slow."""
-        config, path = self._config, self._config.directory
-        if path == DEMO_MODEL:
-            logger.warning("this is the bundled demo model, trained only on this project and small sums")
-        shape = Architecture.read(path)
-        if shape.labels:
-            raise ConfigError(f"{path}: the model is a classifier; add --classify-worker")
-        context_length, blocks = cache_size(config, shape)
-        model = TransformerModel(
-            shape,
-            load_weights(path, shape),
-            slots=blocks * config.block_size,
-            rows_max=config.max_num_batched_tokens,
-            longest=context_length,
-            memory=self._memory(shape, blocks),
-        )
-        kvbm = KvbmConfig.read()
-        if kvbm.is_enabled and config.enable_prefix_caching:
-            worker_id, wake = f"{self._host.worker_id:x}", lambda: self._orders.put(TiersChanged())
-            tls = tcp_options(options=config).tls
-            self._tiers = open_tiers(kvbm, path, model.cache, config.block_size, worker_id, wake, tls)
-        self._open_transfers(model, path)
-        scheduler = Scheduler(
-            KvBlockPool(blocks, is_caching=config.enable_prefix_caching, notes_evicted=self._tiers is not None),
-            sequences_max=config.max_num_seqs,
-            batched_tokens_max=config.max_num_batched_tokens,
-            tiers=self._tiers,
-            adapters_max=config.max_loras if config.enable_lora else None,
-        )
-        self._core = Core(
-            model, scheduler, config.block_size, self._tiers, exporter=self._exporter, puller=self._fetcher
-        )
-        self._adapters = Adapters(config, shape)
-        self._defaults = Defaults.read(path)
-        self._limits = CpuLimits(
-            vocab_size=shape.vocab_size,
-            context_length=context_length,
-            block_tokens=config.block_size,
-            choices_max=config.max_num_seqs,
-        )
-        return self._engine_config(context_length, blocks)
-
-    def _engine_config(self, context_length: int, blocks: int) -> EngineConfig:
-        """Return what the worker publishes of the loaded engine."""
-        config = self._config
-        server = None if self._exporter is None else self._exporter.server
-        return EngineConfig(
-            model_path=config.directory,
-            served_model_name=config.name,
-            device="cpu",
-            context_length=context_length,
-            kv_cache_block_size=config.block_size,
-            total_kv_blocks=blocks,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            bootstrap_host=None if server is None else server.host,
-            bootstrap_port=None if server is None else server.port,
-            runtime_data={VLLM_CAPABILITY: True, RESUMES_SAMPLING: True}
-            | ({LOCAL_PREFILL: True} if self._fetcher is not None else {}),
-        )
-
-    def _memory(self, shape: Architecture, blocks: int) -> npt.NDArray[np.uint8] | None:
-        """Return the memory for the cache; None to allocate it."""
-        if self._config.role is not DisaggregationMode.PREFILL:
-            return None
-        size = cache_bytes(shape.layers, shape.kv_heads, blocks * self._config.block_size, shape.head_dim)
-        self._exporter = KvExporter(self._transports, size)
-        return self._exporter.memory
-
-    @property
-    def _transports(self) -> list[Transport]:
-        return [Transport(name) for name in self._config.kv_transfer]
-
-    def _open_transfers(self, model: TransformerModel, path: str) -> None:
-        """Start the block exporter of a prefill worker or the block fetcher of a decode worker."""
-        config = self._config
-        if config.role is DisaggregationMode.AGGREGATED:
-            return
-        self._layout = layout_of(path, model.shape, config.block_size)
-        tcp = tcp_options(options=config)
-        if self._exporter is not None:
-            blocks = model.cache.pages.shape[2] // config.block_size
-            options = SourceOptions(
-                host=config.kv_transfer_host or tcp.host,
-                port=config.kv_transfer_port,
-                ttl_s=config.kv_hold_timeout,
-                blocks_max=max(1, int(blocks * config.kv_hold_share)),
-                tls=tcp.tls,
-            )
-            self._exporter.open(
-                self._layout, model.cache.pages, options, lambda freed: self._orders.put(ReleaseExport(freed))
-            )
-            if config.bootstrap_port is not None:
-                self._exporter.open_server(options.host, config.bootstrap_port, tcp.tls)
-        elif config.role is DisaggregationMode.DECODE:
-            puller = open_puller(Region(self._layout, model.cache.pages), self._transports, tcp.tls)
-            self._fetcher = KvFetcher(
-                puller,
-                config.block_size,
-                config.kv_transfer_timeout,
-                ended=lambda fetch, is_whole: self._orders.put(Fetched(fetch, is_whole)),
-                on_fetched=self._on_fetched,
-                first=lambda fetch: self._orders.put(FirstTokenReceived(fetch)),
-                tls=tcp.tls,
-            )
+        loaded = load_engine(self._config, self._parts, self._host, self._orders.put, self._on_fetched)
+        self._core, self._limits = loaded.core, loaded.limits
+        self._adapters, self._defaults = loaded.adapters, loaded.defaults
+        if loaded.layout is not None:
+            self._layout = loaded.layout
+        return loaded.config
 
     def _on_fetched(self, outcome: str, pulled: Pulled | None) -> None:
         """Record the result of a fetch; runs on a thread of the fetch pool."""

@@ -11,7 +11,9 @@ applied to every token:
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,15 @@ import numpy.typing as npt
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.adapter import Adapted
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import Ids, KvCache, TokenSpan, plan
+from dynamo.cpu.attention import KvCache, StepAttention
 from dynamo.cpu.checkpoint import Checkpoint
+from dynamo.cpu.operations import gated_silu, normalise, project
+from dynamo.cpu.prefill import Scratch
+from dynamo.cpu.rows import RowBlock, RowBuffers
+from dynamo.cpu.spans import Ids, TokenSpan, narrowed
+from dynamo.cpu.team import Team
 
 F32 = npt.NDArray[np.float32]
-
-GEMV_ROWS_MAX = 3  # Up to here OpenBLAS is faster row by row: it does not repack the weights for so few rows.
-THIN_ROWS_MAX = 63  # Up to here it is faster with the weights on the left, even when the result must be transposed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +84,17 @@ class TransformerModel:
         rows_max: int,
         longest: int,
         memory: npt.NDArray[np.uint8] | None = None,
+        team: Team | None = None,
     ) -> None:
-        """`memory`: existing memory for the cache, if other processes read it."""
+        """`memory`: existing memory for the cache, if other processes read it. `team`: by default, as many threads as OpenBLAS."""
         self.shape = shape
         self.cache = KvCache(shape.layers, shape.kv_heads, slots, shape.head_dim, memory)
         self._loaded: TransformerWeights | None = weights
         self._rotations = shape.rope.rotations(longest)
-        self._buffers = _Buffers(shape, rows_max)
+        self._team = Team.of_blas() if team is None else team
+        self._buffers = RowBuffers(shape, rows_max, self._team.size)
+        heads = (shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim)
+        self._scratch = [Scratch(*heads) for _ in range(self._team.size)]
 
     @property
     def is_loaded(self) -> bool:
@@ -123,131 +131,119 @@ class TransformerModel:
 
     def states(self, batch: Batch) -> F32:
         """Write the tokens' keys and values and return the normalised final states of the wanted rows."""
-        shape, eps, weights = self.shape, self.shape.norm_eps, self._weights
-        work = self._buffers.of(len(batch.tokens))
-        groups = plan(batch.spans, shape.kv_heads, shape.heads // shape.kv_heads)
-        rotations = self._rotations[batch.positions][:, None]
-        cache_rows = self.cache.rows_of(batch.slots)
-        np.take(weights.embedding, batch.tokens, axis=0, out=work.x)
-        for number, layer in enumerate(weights.layers):
-            normalise(work.x, eps, work.normal)
-            work.project(work.normal, layer.qkv, layer.qkv_bias, work.qkv)
-            for one in batch.adapted:
-                if (delta := one.adapter.layers[number].qkv) is not None:
-                    delta.add(work.normal, one.rows, work.qkv)
-            if layer.qk_gain is not None:
-                normalise(work.queries_keys, eps, work.queries_keys)
-                work.queries_keys *= layer.qk_gain
-            work.pairs *= rotations
-            self.cache.write(number, cache_rows, work.keys_values)
-            keys, values = self.cache.keys(number), self.cache.values(number)
-            for group in groups:
-                group.attend(work.queries, keys, values, work.attended_heads)
-            work.project(work.attended, layer.out, layer.out_bias, work.normal)
-            for one in batch.adapted:
-                if (delta := one.adapter.layers[number].out) is not None:
-                    delta.add(work.attended, one.rows, work.normal)
-            work.x += work.normal
-            normalise(work.x, eps, work.normal)
-            work.project(work.normal, layer.gate_up, layer.gate_up_bias, work.gate_up)
-            for one in batch.adapted:
-                if (delta := one.adapter.layers[number].gate_up) is not None:
-                    delta.add(work.normal, one.rows, work.gate_up)
-            gated_silu(work.gate, work.up, work.inner)
-            work.project(work.inner, layer.down, layer.down_bias, work.normal)
-            for one in batch.adapted:
-                if (delta := one.adapter.layers[number].down) is not None:
-                    delta.add(work.inner, one.rows, work.normal)
-            work.x += work.normal
-        x = work.x[batch.wanted]
-        normalise(x, eps, x)
-        x *= weights.norm
+        buffers, layers = self._buffers, self._weights.layers
+        shares = self._shares(batch)
+        with self._team.side_by_side() if len(shares) > 1 else nullcontext():
+            attention = self._attention(batch.spans)
+            self._team.run([partial(self._begin, share, batch) for share in shares])
+            for number in range(len(layers) - 1):
+                self._attend(attention, number)
+                self._team.run([partial(self._advance, share, number) for share in shares])
+            wanted = batch.wanted
+            if len(wanted) < len(batch.tokens):  # The last layer has written its keys and values: other rows are done.
+                batch, rows, wanted = _narrowed(batch)
+                buffers.x[: len(rows)] = buffers.x[rows]
+                buffers.queries[: len(rows)] = buffers.queries[rows]
+                attention, shares = self._attention(batch.spans), self._shares(batch)
+            self._attend(attention, len(layers) - 1)
+            self._team.run([partial(self._advance, share, len(layers) - 1) for share in shares])
+        x = buffers.x[wanted]
+        normalise(x, self.shape.norm_eps, x)
+        x *= self._weights.norm
         return x
 
+    def _attention(self, spans: Sequence[TokenSpan]) -> StepAttention:
+        shape = self.shape
+        return StepAttention(spans, shape.kv_heads, shape.heads // shape.kv_heads, self._scratch)
 
-class _Buffers:
-    """Memory that is reused by every layer of every step."""
+    def _attend(self, attention: StepAttention, number: int) -> None:
+        """Compute the attention of one layer for all rows."""
+        keys, values = self.cache.keys(number), self.cache.values(number)
+        self._team.run(attention.tasks(self._buffers.queries, keys, values, self._buffers.attended_heads))
 
-    def __init__(self, shape: Architecture, rows_max: int) -> None:
-        self.shape = shape
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.x = np.empty((rows_max, hidden), np.float32)
-        self.normal = np.empty((rows_max, hidden), np.float32)
-        self.qkv = np.empty((rows_max, q + 2 * kv), np.float32)
-        self.attended = np.empty((rows_max, q), np.float32)
-        self.gate_up = np.empty((rows_max, 2 * inner), np.float32)
-        self.inner = np.empty((rows_max, inner), np.float32)
-        self.thin = np.empty(min(rows_max, THIN_ROWS_MAX) * max(q + 2 * kv, 2 * inner, hidden), np.float32)
-        self._views: dict[int, _Views] = {}
+    def _shares(self, batch: Batch) -> "list[list[_StepBlock]]":
+        """Return the rows that each thread computes, in blocks."""
+        rows = len(batch.tokens)
+        shares = self._buffers.shares(rows)
+        if len(shares) == len(shares[0]) == 1:
+            return [[self._block(shares[0][0], batch, batch.adapted)]]
+        return [[self._block(block, batch, _adapted(batch, block.rows)) for block in share] for share in shares]
 
-    def of(self, rows: int) -> "_Views":
-        """Return views of the first rows of each buffer, in the shapes that the layers use."""
-        views = self._views.get(rows)
-        if views is None:
-            views = self._views[rows] = _Views(self, rows)
-        return views
+    def _block(self, work: RowBlock, batch: Batch, adapted: Sequence[Adapted]) -> "_StepBlock":
+        rotations = self._rotations[batch.positions[work.rows]][:, None]
+        return _StepBlock(work, rotations, self.cache.rows_of(batch.slots[work.rows]), adapted)
 
+    def _begin(self, share: "Sequence[_StepBlock]", batch: Batch) -> None:
+        """Compute the first layer's queries, keys and values of these rows."""
+        for block in share:
+            np.take(self._weights.embedding, batch.tokens[block.work.rows], axis=0, out=block.work.x)
+            self._before_attention(0, block)
 
-class _Views:
-    """Views of the buffers for one step."""
+    def _advance(self, share: "Sequence[_StepBlock]", number: int) -> None:
+        """Complete a layer for these rows, and compute the queries, keys and values of the next one."""
+        for block in share:
+            self._after_attention(number, block)
+            if number + 1 < len(self._weights.layers):
+                self._before_attention(number + 1, block)
 
-    def __init__(self, buffers: _Buffers, rows: int) -> None:
-        shape = buffers.shape
-        heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
-        grouped = (rows, kv_heads, heads // kv_heads, dim)
-        self.x = buffers.x[:rows]
-        self.normal = buffers.normal[:rows]
-        self.qkv = buffers.qkv[:rows]
-        by_head = self.qkv.reshape(rows, heads + 2 * kv_heads, dim)
-        by_pair = self.qkv.view(np.complex64).reshape(rows, heads + 2 * kv_heads, dim // 2)
-        self.queries_keys = by_head[:, : heads + kv_heads]
-        self.pairs = by_pair[:, : heads + kv_heads]
-        self.queries = self.qkv[:, : heads * dim].reshape(grouped)
-        self.keys_values = by_head[:, heads:]
-        self.attended = buffers.attended[:rows]
-        self.attended_heads = self.attended.reshape(grouped)
-        self.gate_up = buffers.gate_up[:rows]
-        self.gate = self.gate_up[:, : shape.intermediate_size]
-        self.up = self.gate_up[:, shape.intermediate_size :]
-        self.inner = buffers.inner[:rows]
-        self._thin = buffers.thin
+    def _before_attention(self, number: int, block: "_StepBlock") -> None:
+        work, layer, eps = block.work, self._weights.layers[number], self.shape.norm_eps
+        normalise(work.x, eps, work.normal)
+        work.project(work.normal, layer.qkv, layer.qkv_bias, work.qkv)
+        for one in block.adapted:
+            if (delta := one.adapter.layers[number].qkv) is not None:
+                delta.add(work.normal, one.rows, work.qkv)
+        if layer.qk_gain is not None:
+            normalise(work.queries_keys, eps, work.queries_keys)
+            work.queries_keys *= layer.qk_gain
+        work.pairs *= block.rotations
+        self.cache.write(number, block.cache_rows, work.keys_values)
 
-    def project(self, x: F32, matrix: F32, bias: F32 | None, out: F32) -> None:
-        project(x, matrix, out, self._thin)
-        if bias is not None:
-            out += bias
-
-
-def project(x: F32, matrix: F32, out: F32, scratch: F32) -> None:
-    """Compute `out = x @ matrix.T` in the form that OpenBLAS computes fastest for this number of rows."""
-    rows = len(x)
-    if rows <= GEMV_ROWS_MAX:
-        for row in range(rows):
-            np.dot(matrix, x[row], out=out[row])
-    elif rows <= THIN_ROWS_MAX:
-        thin = scratch[: rows * len(matrix)].reshape(len(matrix), rows)
-        np.dot(matrix, x.T, out=thin)
-        out[...] = thin.T
-    else:
-        np.dot(x, matrix.T, out=out)
+    def _after_attention(self, number: int, block: "_StepBlock") -> None:
+        work, layer, eps = block.work, self._weights.layers[number], self.shape.norm_eps
+        work.project(work.attended, layer.out, layer.out_bias, work.normal)
+        for one in block.adapted:
+            if (delta := one.adapter.layers[number].out) is not None:
+                delta.add(work.attended, one.rows, work.normal)
+        work.x += work.normal
+        normalise(work.x, eps, work.normal)
+        work.project(work.normal, layer.gate_up, layer.gate_up_bias, work.gate_up)
+        for one in block.adapted:
+            if (delta := one.adapter.layers[number].gate_up) is not None:
+                delta.add(work.normal, one.rows, work.gate_up)
+        gated_silu(work.gate, work.up, work.inner)
+        work.project(work.inner, layer.down, layer.down_bias, work.normal)
+        for one in block.adapted:
+            if (delta := one.adapter.layers[number].down) is not None:
+                delta.add(work.inner, one.rows, work.normal)
+        work.x += work.normal
 
 
-def normalise(x: F32, eps: float, out: F32) -> None:
-    """Divide by the root of the mean square over the last axis."""
-    square = np.einsum("...i,...i->...", x, x)
-    square /= x.shape[-1]
-    square += eps
-    np.sqrt(square, out=square)
-    np.divide(x, square[..., None], out=out)
+@dataclass(frozen=True, slots=True)
+class _StepBlock:
+    """Rows of a step that are computed together."""
+
+    work: RowBlock
+    rotations: npt.NDArray[np.complex64]
+    cache_rows: Ids
+    adapted: Sequence[Adapted]
+    """Rows of the block that use adapters."""
 
 
-def gated_silu(half_gate: F32, up: F32, out: F32) -> None:
-    """Compute SiLU(gate) * up: g * sigmoid(g) = h * (1 + tanh(h)) with h = g / 2, which cannot overflow."""
-    np.tanh(half_gate, out=out)
-    out += 1
-    out *= half_gate
-    out *= up
+def _adapted(batch: Batch, rows: slice) -> list[Adapted]:
+    """Return which of these rows use adapters."""
+    chosen = np.arange(rows.start, rows.stop)
+    return [some for one in batch.adapted if (some := one.among(chosen, len(batch.tokens))) is not None]
+
+
+def _narrowed(batch: Batch) -> tuple[Batch, Ids, Ids]:
+    """Return a batch with the wanted rows only (and those between them), its rows in this batch, and the wanted rows in it."""
+    spans, rows = narrowed(batch.spans, batch.wanted)
+    places = np.zeros(len(batch.tokens), np.intp)
+    places[rows] = np.arange(len(rows))
+    adapted = [some for one in batch.adapted if (some := one.among(rows, len(batch.tokens))) is not None]
+    wanted = places[batch.wanted]
+    return Batch(batch.tokens[rows], batch.positions[rows], batch.slots[rows], spans, wanted, adapted), rows, wanted
 
 
 def load_weights(path: str, shape: Architecture) -> TransformerWeights:

@@ -23,7 +23,8 @@ from dynamo.protocols.embeddings import (
     decode_rerank,
 )
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
-from dynamo.protocols.responses import ItemReference, decode_response_request, with_items
+from dynamo.protocols.response_items import ItemReference
+from dynamo.protocols.response_requests import decode_response_request, with_items
 from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.models import Models

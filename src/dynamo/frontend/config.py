@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dynamo.api.batches.store import BYTES_MAX as BATCH_BYTES_MAX
-from dynamo.api.batches.store import FILES_MAX, StorageLimits
+from msgspec import Struct
+
+from dynamo.api.batches.limits import BYTES_MAX as BATCH_BYTES_MAX
+from dynamo.api.batches.limits import FILES_MAX, StorageLimits
 from dynamo.api.responses.store import BYTES_MAX, ENTRIES_MAX, UNUSED_S, StoreLimits
 from dynamo.core.api_keys import ADMIN_API_KEYS, API_KEYS, KEY_CHARS_MIN, keys_of_variable
 from dynamo.core.config import NO_EFFECT, environ, option
@@ -379,8 +381,7 @@ def read(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> Fro
     return load(FrontendConfig, argv, UNSUPPORTED_FLAGS, prog="python -m dynamo.frontend", variables=variables)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenKeys:
+class GivenKeys(Struct, frozen=True):
     """API keys of the command line and the environment, without those of `--api-keys-file`."""
 
     keys: tuple[str, ...] = ()

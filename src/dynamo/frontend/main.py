@@ -8,9 +8,11 @@ import signal
 import socket
 import ssl
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dynamo.console import routes as console_routes
 from dynamo.core import logging as logs
@@ -40,11 +42,12 @@ from dynamo.serving.metrics import FrontendMetrics, LoopDelay
 from dynamo.serving.migration import MigrationPolicy
 from dynamo.serving.models import DISCOVERY_WAIT_S, Models
 from dynamo.serving.pipeline import Pipeline
-from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
+from dynamo.serving.request_trace.wanted import is_trace_wanted
 from dynamo.text.request_template import RequestTemplate
 
 if TYPE_CHECKING:
     from dynamo.grpc.service import KserveService
+    from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +115,12 @@ def keys_of(config: FrontendConfig, shared_folder: str) -> Keys | None:
     return Keys.of(given.keys, config.api_keys_file, given.admin_keys, usage)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpPlan:
+class HttpPlan(Struct, frozen=True):
     """Validated settings of the HTTP service, read before anything is started."""
 
     tls: ssl.SSLContext | None
     http: HttpOptions
-    trace: TraceOptions | None
+    trace: "TraceOptions | None"
 
     @classmethod
     def of(cls, config: FrontendConfig, shared_folder: str = "") -> "HttpPlan":
@@ -149,7 +151,7 @@ class HttpPlan:
             identity=identity,
             groups=(*((metrics_group,) if config.kserve_grpc_server else GROUPS), console_routes.add),
         )
-        return cls(tls, http, TraceOptions.from_environment())
+        return cls(tls, http, trace_options())
 
 
 async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan) -> int:
@@ -161,7 +163,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     runtime = DistributedRuntime.from_options(config)
     metrics = FrontendMetrics(runtime.metrics, plan.http.metrics_prefix, migration_limit=config.migration_limit)
     models = models_of(config, runtime, metrics)
-    trace = None if plan.trace is None else RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
+    trace = trace_of(plan, runtime, metrics)
     policy = MigrationPolicy(config.migration_limit, config.migration_max_seq_len)
     pipeline = Pipeline(models, metrics, policy, trace, config.answers)
     service = FrontendServer(pipeline, models, runtime.metrics, runtime.health.is_sound, plan.http)
@@ -204,6 +206,24 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     await models.close()
     await runtime.shutdown()
     return 0
+
+
+def trace_options() -> "TraceOptions | None":
+    """Return the settings of the request trace; None if tracing is disabled. Raise `ConfigError`."""
+    if not is_trace_wanted(environ()):
+        return None
+    from dynamo.serving.request_trace.trace import TraceOptions
+
+    return TraceOptions.from_environment()
+
+
+def trace_of(plan: HttpPlan, runtime: DistributedRuntime, metrics: FrontendMetrics) -> "RequestTrace | None":
+    """Return the request trace of a plan, not started yet."""
+    if plan.trace is None:
+        return None
+    from dynamo.serving.request_trace.trace import RequestTrace
+
+    return RequestTrace(plan.trace, runtime.metrics, metrics.prefix)
 
 
 async def publish_metrics_address(

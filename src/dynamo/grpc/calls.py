@@ -6,29 +6,31 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from dynamo.core.codec import UNREADABLE, msgpack_encode
+from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, NotFound, Unknown
 from dynamo.core.threads import in_few_threads
 from dynamo.grpc.completions import completion_request, response_of
 from dynamo.grpc.descriptions import COMPLETIONS, TENSORS, is_tensor
 from dynamo.grpc.received import KSERVE_THREADS
 from dynamo.grpc.statuses import RequestRefused, shown
-from dynamo.grpc.tensors import TensorRequest, TensorResponse, request_of, response_message
+from dynamo.grpc.tensor_responses import TensorWriter
+from dynamo.grpc.tensors import ResponseForm, TensorRequest, request_of
+from dynamo.grpc.turns import CallTurns
 from dynamo.http.server.gate import Account
-from dynamo.runtime.streams import ResponseStream
+from dynamo.runtime.request_plane.base import Item
+from dynamo.runtime.streams import ItemStream
+from dynamo.serving.attempts import Attempts, is_retryable
 from dynamo.serving.completion_calls import CompletionCall
 from dynamo.serving.errors import answer_to
-from dynamo.serving.migration import Attempts, is_retryable
-from dynamo.serving.models import ModelAccess, Models
+from dynamo.serving.model_lookup import ModelAccess
+from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_headers import new_id
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.served_model import ServedModel
 
 BUILT_HERE_BYTES = 64 << 10
-"""Requests and responses of larger messages are built in a thread: a MiB takes tens of milliseconds."""
+"""Requests of larger messages are built in a thread: a MiB takes tens of milliseconds."""
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -48,6 +50,13 @@ class KserveCalls:
     def __init__(self, pipeline: Pipeline, models: Models) -> None:
         self._pipeline = pipeline
         self._models = models
+        self._writer = TensorWriter()
+        self.turns = CallTurns()
+        """Turns of the calls with a single response."""
+
+    def close(self) -> None:
+        """End the processes that write large responses."""
+        self._writer.close()
 
     def find(self, name: str, access: ModelAccess | None) -> ServedModel:
         """Return the model with that name, for tensors or for text. Raise the errors of `Models.find`."""
@@ -57,7 +66,7 @@ class KserveCalls:
             return self._models.find(name, COMPLETIONS, access)
 
     async def answers(self, message: Any, context: CallContext) -> AsyncGenerator[Any, None]:
-        """Yield every `ModelInferResponse` to a `ModelInferRequest`.
+        """Yield every `ModelInferResponse` to a `ModelInferRequest`; those of tensors serialized, and as parts of a stream for one.
 
         Raise the errors of the request before the first response, and failures of the worker at any time.
         """
@@ -81,6 +90,8 @@ class KserveCalls:
         call = CompletionCall(self._pipeline.handle_call, request, context.headers, context.account)
         async with aclosing(call.completions()) as completions:
             async for completion in completions:
+                if not context.streams:
+                    await self.turns.next()
                 yield response_of(completion, message.id, is_raw=is_raw)
         if call.refusal is not None:
             raise RequestRefused(call.refusal)
@@ -89,6 +100,7 @@ class KserveCalls:
         self, model: ServedModel, message: Any, context: CallContext, is_large: bool
     ) -> AsyncGenerator[Any, None]:
         request = await _built(is_large, request_of, message)
+        form = ResponseForm(request.id, bool(message.raw_input_contents), context.streams)
         model.admit()
         record = RequestState(
             self._pipeline.metrics,
@@ -102,7 +114,9 @@ class KserveCalls:
         try:
             async with aclosing(self._send(model, request, record, context, is_large)) as responses:
                 async for response in responses:
-                    yield await _built(is_large, response_message, response, bool(message.raw_input_contents))
+                    if not context.streams:
+                        await self.turns.next()
+                    yield await self._writer.write(response, form)
             label = ""
         except DynamoException as error:
             label = answer_to(error).label
@@ -115,11 +129,11 @@ class KserveCalls:
 
     async def _send(
         self, model: ServedModel, request: TensorRequest, record: RequestState, context: CallContext, is_large: bool
-    ) -> AsyncGenerator[TensorResponse, None]:
+    ) -> AsyncGenerator[Item, None]:
         """Yield a worker's responses; before the first one, retry retryable errors on other workers."""
         body, attempts, count = await _built(is_large, msgpack_encode, request), Attempts(), 0
         while True:
-            stream = ResponseStream(annotated=False)
+            stream = ItemStream()
             try:
                 call = await model.send(
                     body,
@@ -131,14 +145,14 @@ class KserveCalls:
                 )
                 stream.bind(call, None)
                 attempts.exclude(call.instance_id, may_recover=False)
-                async for value in stream:
-                    if value is None:
+                async for item in stream:
+                    if item.data is None:
                         continue  # An event, which is not sent to clients.
                     count += 1
                     if count > 1 and not context.streams:
                         raise Unknown("the worker sent several responses to a request for one")
                     record.tokens(1, time.perf_counter())
-                    yield await _built(is_large, _checked, value, request)
+                    yield item
                 if not count:
                     raise Unknown("the worker ended its stream without a response")
             except DynamoException as error:
@@ -156,13 +170,3 @@ async def _built(is_large: bool, build: Callable[..., Any], *values: Any) -> Any
     if not is_large:
         return build(*values)
     return await in_few_threads(lambda: build(*values), "kserve", KSERVE_THREADS)
-
-
-def _checked(value: Any, request: TensorRequest) -> TensorResponse:
-    try:
-        response = msgspec.convert(value, TensorResponse)
-    except (msgspec.ValidationError, *UNREADABLE) as error:
-        problem = str(error).replace("missing required field", "missing field")  # the words that Triton clients expect
-        raise Unknown(f"malformed tensor response from the worker: {problem}") from None
-    response.id = request.id
-    return response

@@ -16,6 +16,7 @@ from dynamo.grpc.descriptions import PLATFORM, config_of, is_tensor, metadata_of
 from dynamo.grpc.messages import CLASSES, SERVICE
 from dynamo.grpc.received import received
 from dynamo.grpc.statuses import RequestRefused, status_of
+from dynamo.grpc.tensor_responses import Serialized
 from dynamo.http.embedded import ServedFrontend
 from dynamo.http.server.gate import Account, Gate
 from dynamo.serving.models import Models
@@ -123,6 +124,7 @@ class KserveService:
         """Refuse new requests, let those in progress end within the budget, and close."""
         if self._server is not None:
             await self._server.stop(budget_s)
+        self._calls.close()
 
     # Methods.
 
@@ -173,7 +175,7 @@ class KserveService:
                 async with aclosing(self._calls.answers(message, call_context)) as answers:
                     async for answer in answers:
                         has_begun = True
-                        yield kind(infer_response=answer)
+                        yield answer if isinstance(answer, Serialized) else kind(infer_response=answer)
             except DynamoException as error:
                 status, text = status_of(error)
                 if not has_begun and status != "INTERNAL":
@@ -208,13 +210,13 @@ class KserveService:
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
                 self._unary(f"{name}Request", method),
-                response_serializer=CLASSES[f"{name}Response"].SerializeToString,
+                response_serializer=_serialized,
             )
             for name, method in own.items()
         }
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            response_serializer=CLASSES["ModelStreamInferResponse"].SerializeToString,
+            response_serializer=_serialized,
         )
         return handlers
 
@@ -223,6 +225,7 @@ class KserveService:
 
         async def answer(data: bytes, context: Any) -> Any:
             try:
+                await self._calls.turns.next()
                 return await method(await received(kind, data), headers_of(context))
             except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status
                 await abort(context, error)
@@ -252,6 +255,14 @@ class KserveService:
                     yield answer
         except Exception as error:  # noqa: BLE001 - request boundary: the client gets a status
             await abort(context, error)
+
+
+def _serialized(message: Any) -> bytes:
+    """Return a message as bytes, which one with tensors is already."""
+    if isinstance(message, Serialized):
+        return message.data
+    written: bytes = message.SerializeToString()
+    return written
 
 
 def add_kserve(frontend: ServedFrontend, options: KserveOptions) -> KserveService:

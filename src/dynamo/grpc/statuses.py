@@ -1,6 +1,6 @@
 """Statuses: map a failure to a gRPC status, by way of its HTTP status. Pure."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dynamo.core.errors import DynamoException, InvalidArgument, Unknown
 from dynamo.serving.errors import ErrorAnswer, answer_to

@@ -9,12 +9,13 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from dynamo.core.codec import decode
 from dynamo.core.errors import InvalidArgument, Unknown
 from dynamo.core.slices import joined, slices
 from dynamo.grpc.messages import CLASSES
@@ -110,6 +111,16 @@ class TensorResponse(msgspec.Struct, kw_only=True):
     parameters: dict[str, Parameter] | UnsetType | None = UNSET
 
 
+class ResponseForm(NamedTuple):
+    """How a client takes a response."""
+
+    id: str | None
+    """Id of the request."""
+    is_raw: bool
+    is_streamed: bool
+    """Whether it is a part of `ModelStreamInfer`."""
+
+
 def request_of(message: Any) -> TensorRequest:
     """Return a `ModelInferRequest` as a worker's request. Raise `InvalidArgument` that names the invalid field."""
     tensors = inputs_of(message)
@@ -143,6 +154,24 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
             raise InvalidArgument(f"parameters[{name!r}] has no value", param="parameters")
         read[name] = {CHOICES[choice]: getattr(one, choice)}
     return read
+
+
+def serialized_response(data: bytes, codec: str, form: ResponseForm) -> bytes:
+    """Return a worker's encoded response as serialized `ModelInferResponse`, or `ModelStreamInferResponse` if it is streamed.
+
+    Raise `Unknown` for a malformed response.
+    """
+    try:
+        response = msgspec.convert(decode(data, codec), TensorResponse)
+    except (InvalidArgument, msgspec.ValidationError) as error:
+        problem = str(error).replace("missing required field", "missing field")  # the words that Triton clients expect
+        raise Unknown(f"malformed tensor response from the worker: {problem}") from None
+    response.id = form.id
+    message = response_message(response, form.is_raw)
+    if form.is_streamed:
+        message = CLASSES["ModelStreamInferResponse"](infer_response=message)
+    written: bytes = message.SerializeToString()
+    return written
 
 
 def response_message(response: TensorResponse, is_raw: bool) -> Any:

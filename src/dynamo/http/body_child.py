@@ -15,7 +15,8 @@ from dynamo.protocols.embeddings import decode_classify, decode_embedding, decod
 from dynamo.protocols.native import decode_sglang, decode_vllm
 from dynamo.protocols.openai import decode_chat, decode_completion
 from dynamo.protocols.openai_ranges import OBJECTS_MAX, TEXT_VARIABLE, TOKEN_IDS_MAX, TOKENS_VARIABLE, request_bounds
-from dynamo.protocols.responses import decode_compact_request, decode_items, decode_response_request, decode_token_count
+from dynamo.protocols.response_items import decode_items
+from dynamo.protocols.response_requests import decode_compact_request, decode_response_request, decode_token_count
 from dynamo.protocols.strict import INVALID, UNREADABLE, fail_to_read
 from dynamo.serving.bodies import slow_numbers
 from dynamo.text.multimodal.media import media_of
@@ -41,6 +42,7 @@ DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "classify": lambda body: decode_classify(body, ignore_unknown=True),
     "pooling": lambda body: decode_pooling(body, ignore_unknown=True),
     "rerank": lambda body: decode_rerank(body, ignore_unknown=True),
+    "batch_line": _object,
     "event": _object,
     "media": _object,
     "vllm": decode_vllm,

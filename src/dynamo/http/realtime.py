@@ -9,11 +9,13 @@ import logging
 import random
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from dynamo.core.codec import decode, encode, json_decode, json_encode
+from dynamo.core.threads import in_few_threads
 from dynamo.http.server.exchange import Exchange
 from dynamo.http.server.websocket import WebSocket
 from dynamo.runtime.request_plane.base import Call, Item
@@ -68,6 +70,13 @@ class RealtimeAnswer(BaseAnswer):
         """Forward one client event to the worker."""
         if not self.is_over:
             self._frames.add(encode(event, self._codec))
+
+    async def forward_long(self, event: dict[str, Any]) -> None:
+        """Forward an event that was decoded in a thread, and is encoded in one."""
+        if not self.is_over:
+            data = await in_few_threads(partial(encode, event, self._codec), "event writing", 1)
+            if not self.is_over:
+                self._frames.add(data)
 
     def client_left(self) -> None:
         """End the request: the client has disconnected, so no more events arrive and no response can be delivered."""
@@ -156,7 +165,7 @@ def event_id() -> str:
     return f"event_{uuid.UUID(int=random.getrandbits(128), version=4)}"
 
 
-def read_event(data: bytes) -> dict[str, Any] | None:
+def read_event(data: bytes | bytearray) -> dict[str, Any] | None:
     """Return a client's event; None if the data is not a JSON object with a type."""
     try:
         event = json_decode(data)

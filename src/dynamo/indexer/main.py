@@ -15,8 +15,8 @@ import msgspec
 from dynamo.core.codec import json_encode
 from dynamo.core.config import load, option, read_bool, setting
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
-from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.openmetrics import OPENMETRICS_TYPE, openmetrics, prefers_openmetrics
+from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.kv_events.engine_subscriber import Status, check_endpoint
 from dynamo.kv_router.config import BLOCKS_MAX
 from dynamo.kv_router.runs import pack
@@ -237,7 +237,7 @@ class IndexerRoutes:
     def __init__(self, models: IndexedModels, peers: Peers, registry: MetricsRegistry, log: AccessLog | None) -> None:
         self._models = models
         self._peers = peers
-        self._registry = registry
+        self._page = MetricsPage(registry)
         self._log = log
         self._metrics = IndexerMetrics(registry, models)
         self.routes = JsonRoutes(errors_as_text=True, names_missing_routes=False)
@@ -268,10 +268,8 @@ class IndexerRoutes:
         return 200, None
 
     async def metrics(self, call: HttpCall[None]) -> tuple[int, Any]:
-        text = self._registry.render()
-        if prefers_openmetrics(call.headers.get("accept", "")):
-            return 200, TextBody(openmetrics(text), OPENMETRICS_TYPE)
-        return 200, TextBody(text, METRICS_TYPE)
+        content_type, body = await self._page.respond(call.headers.get("accept", ""))
+        return 200, TextBody(body, METRICS_TYPE if content_type == CONTENT_TYPE else content_type)
 
     async def workers(self, call: HttpCall[None]) -> tuple[int, Any]:
         return 200, self._models.workers(call.query.get("model_name"), call.query.get("routing_group"))

@@ -21,8 +21,8 @@ from typing import Protocol
 from dynamo.core.backoff import Backoff
 from dynamo.core.codec import UNREADABLE, decode, encode, json_decoder, msgpack_decoder
 from dynamo.core.errors import DynamoException, StreamIncomplete
-from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
+from dynamo.kv_events.view_metrics import ViewMetrics
 from dynamo.kv_events.worker_publishers import KV_EVENTS_TOPIC
 from dynamo.protocols.discovery import (
     EVENT_SOURCES,
@@ -38,7 +38,7 @@ from dynamo.protocols.kv_state import ATTACHMENTS_TOPIC, STATE_EVENTS_TOPIC, Sta
 from dynamo.runtime.discovery.base import Put, Synced
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.event_plane.base import Event, PublisherGone, Subscriber
-from dynamo.runtime.metric_labels import WORKER_LABELS, worker_labels
+from dynamo.runtime.metric_labels import worker_labels
 from dynamo.runtime.request_plane.base import Request, Target
 from dynamo.runtime.single_response import OneAnswer
 
@@ -79,11 +79,6 @@ class _Source:
         """Whether new events must wait, while a snapshot is applied or a dump is created."""
         self.pending: deque[WorkerKvEvent] = deque()
         self.recovery: asyncio.Task[None] | None = None
-
-
-UNKNOWN_BLOCK = {"stored": "parent_block_not_found", "removed": "block_not_found", "cleared": "block_not_found"}
-"""`status` label of an event that refers to an unknown block, by `event_type`."""
-LIFECYCLE = ("preconnected", "started", "activated")
 
 
 class KvView:
@@ -232,15 +227,16 @@ class KvView:
                 logger.debug("publisher %x of %s is gone", received.publisher_id, self.endpoint)
 
     def _on_message(self, event: Event) -> None:
-        self._metrics.batches.inc()
+        self._metrics.batches.value += 1
         try:
             events = decode_events(event.payload)
         except ValueError as error:
             self._metrics.unreadable.inc()
             logger.warning("malformed KV events of %s: %s", self.endpoint, error)
             return
+        receive = self.receive
         for kv_event in events:
-            self.receive(kv_event)
+            receive(kv_event)
 
     def receive(self, kv_event: WorkerKvEvent) -> None:
         """Process one event; events may be out of order or duplicated."""
@@ -254,7 +250,7 @@ class KvView:
                 source.pending.append(kv_event)
         elif event.event_id == source.last_id + 1:  # The next one, as nearly always.
             source.last_id = event.event_id
-            self._metrics.applied(kind_of(kv_event), is_known=self._listener.apply(kv_event))
+            self._metrics.applied(event, self._listener.apply(kv_event))
         else:
             self._take(rank, source, kv_event)
 
@@ -275,7 +271,7 @@ class KvView:
 
     def _apply(self, source: _Source, kv_event: WorkerKvEvent) -> None:
         source.last_id = max(source.last_id, kv_event.event.event_id)
-        self._metrics.applied(kind_of(kv_event), is_known=self._listener.apply(kv_event))
+        self._metrics.applied(kv_event.event, self._listener.apply(kv_event))
 
     # Sources
 
@@ -413,62 +409,6 @@ class KvView:
             return await query_source(self._runtime, source.record.metadata.recovery_target, question)
 
 
-class ViewMetrics:
-    """Metrics of received events and recovery queries."""
-
-    def __init__(self, registry: MetricsRegistry, worker: dict[str, str]) -> None:
-        """`worker`: values of `WORKER_LABELS`."""
-        self._worker = worker
-        self._events = registry.counter(
-            "dynamo_component_kv_cache_events_applied", "KV events applied", (*WORKER_LABELS, "event_type", "status")
-        )
-        self._applied = {
-            (kind, is_known): self._events.labels(**worker, event_type=kind, status="ok" if is_known else unknown)
-            for kind, unknown in UNKNOWN_BLOCK.items()
-            for is_known in (True, False)
-        }
-        """Series by kind of event, and whether it refers to known blocks: a router applies an event for every few tokens."""
-        ingress = "dynamo_component_router_kv_zmq_ingress_"
-        self.batches = registry.counter(
-            ingress + "batches_total", "Messages with KV events received", WORKER_LABELS
-        ).labels(**worker)
-        lifecycle = registry.counter(
-            ingress + "lifecycle_total", "Event sources that were registered and queried", (*WORKER_LABELS, "action")
-        )
-        self._lifecycle = {action: lifecycle.labels(**worker, action=action) for action in LIFECYCLE}
-        self._sources = registry.gauge(
-            ingress + "sources",
-            "Event sources: active, or preconnected while their blocks are queried",
-            (*WORKER_LABELS, "state"),
-        )
-        prefix = "dynamo_router_kv_"
-        self.gaps = registry.counter(prefix + "event_gaps_total", "Gaps in the event numbers of a rank").labels()
-        self.recoveries = registry.counter(
-            prefix + "recoveries_total", "Completed recoveries of a rank's blocks from its source"
-        ).labels()
-        self.unanswered = registry.counter(prefix + "recovery_failures_total", "Recovery queries that failed").labels()
-        self.unreadable = registry.counter(prefix + "unreadable_events_total", "Malformed messages").labels()
-
-    def follow_sources(self, active: Callable[[], int], count: Callable[[], int]) -> None:
-        """Read the number of active sources, and of all sources, whenever the metrics are rendered."""
-        self._sources.labels(**self._worker, state="active").follow(active)
-        self._sources.labels(**self._worker, state="preconnected").follow(lambda: count() - active())
-
-    def applied(self, kind: str, *, is_known: bool) -> None:
-        """Count an event; `is_known` is false where it refers to an unknown block."""
-        self._applied[kind, is_known].value += 1
-
-    def entered(self) -> None:
-        """Count a registered source: its subscription precedes its registration."""
-        self._lifecycle["preconnected"].inc()
-        self._lifecycle["started"].inc()
-
-    def recovered(self) -> None:
-        """Count a source whose blocks are known."""
-        self.recoveries.inc()
-        self._lifecycle["activated"].inc()
-
-
 async def query_source(
     runtime: DistributedRuntime, callee: InstanceAddress, question: dict[str, object]
 ) -> KvSourceAnswer:
@@ -477,10 +417,10 @@ async def query_source(
     receiver = OneAnswer("the source")
     request = Request(f"kv-recovery-{random.getrandbits(64):x}", encode(question, target.codec), target.codec, {}, {})
     plane = runtime.request_plane
-    call = plane.send(target, request, receiver, _nobody)
+    call = plane.send(target, request, receiver, _ignore_end)
     if call is None:
         await plane.connect(target)
-        call = plane.send(target, request, receiver, _nobody)
+        call = plane.send(target, request, receiver, _ignore_end)
         if call is None:
             raise StreamIncomplete(f"the connection to {target.address} closed immediately")
     try:
@@ -494,11 +434,5 @@ async def query_source(
     return answer
 
 
-def _nobody(instance_id: int, error: Exception | None) -> None:
+def _ignore_end(instance_id: int, error: Exception | None) -> None:
     """Ignore the end of a query; the caller handles it."""
-
-
-def kind_of(kv_event: WorkerKvEvent) -> str:
-    """Return the `event_type` label of an event."""
-    data = kv_event.event.data
-    return "cleared" if isinstance(data, str) else "stored" if data.stored is not None else "removed"

@@ -1,21 +1,25 @@
 """Active load of each rank: requests that were routed to it and have not finished.
 
-Three numbers are kept for each slot: prompt tokens still to be computed, blocks occupied by requests, and requests. Requests
-with a common prefix share its blocks while both run, so blocks are counted in a tree of the active prompts. Every number is
-released when its request ends; `expire` ends requests whose end was never reported.
+Prompt tokens still to be computed, blocks occupied by requests, and requests are counted for each slot. Requests
+with a common prefix share its blocks while both run, so blocks are counted in a tree of the active prompts. These numbers are
+released when their request ends; `expire` ends requests whose end was never reported. `recent` counts finished requests as well.
 """
 
 from array import array
-from dataclasses import dataclass
+
+import msgspec
 
 from dynamo.kv_router.config import EXPIRY_S
 from dynamo.kv_router.prefill_decay import PrefillDecay
 from dynamo.kv_router.prompts import PromptTree, SharedBlocks, up
 from dynamo.kv_router.runs import WIDTH
 
+RECENT_SLOT_REQUESTS = 25.0
+"""Requests for each slot that `ActiveLoad.recent` covers: an older one weighs 1/e of a new one."""
+RECENT_UNIT_MAX = 1e100
 
-@dataclass(slots=True)
-class Booking:
+
+class Booking(msgspec.Struct, gc=False):
     """One request's share of the load."""
 
     slot: int
@@ -35,13 +39,21 @@ class Booking:
 class ActiveLoad:
     """The load of all ranks, by slot."""
 
-    def __init__(self, *, shares_blocks: bool = True, expiry_s: float = EXPIRY_S) -> None:
-        """`shares_blocks`: count the common prefix of concurrent requests once (`--router-assume-kv-reuse`)."""
+    def __init__(self, *, shares_blocks: bool = True, expiry_s: float = EXPIRY_S, counts_recent: bool = True) -> None:
+        """`shares_blocks`: count the common prefix of concurrent requests once (`--router-assume-kv-reuse`).
+
+        `counts_recent`: count `recent`, which only the policy `balanced` uses.
+        """
+        self._counts_recent = counts_recent
         self.prefill_tokens = array("q")
         self.blocks = array("d")
         self.requests = array("q")
         self.contexts = array("q")
         """Blocks that the requests read in a decode step: a shared block once for each of them."""
+        self.recent = array("d")
+        """Decaying counts of all requests. Instead of the counts, the unit changes: a new request counts more than the one before."""
+        self._recent_unit = 1.0
+        self._recent_sum = 0.0
         self._shares = shares_blocks
         self._expiry_s = expiry_s
         self._prompts = PromptTree()
@@ -62,6 +74,20 @@ class ActiveLoad:
             self.blocks.append(0)
             self.requests.append(0)
             self.contexts.append(0)
+            self.recent.append(0)
+
+    def recent_scale(self, ranks: int) -> float:
+        """Return the factor that makes `recent` multiples of the mean of so many ranks; 0 before the first request."""
+        return ranks / self._recent_sum if self._recent_sum > 0 else 0.0
+
+    def _note_recent(self, slot: int) -> None:
+        self._recent_unit *= 1.0 + 1.0 / (RECENT_SLOT_REQUESTS * len(self.recent))
+        self.recent[slot] += self._recent_unit
+        self._recent_sum += self._recent_unit
+        if self._recent_unit > RECENT_UNIT_MAX:
+            for one in range(len(self.recent)):
+                self.recent[one] /= self._recent_unit
+            self._recent_sum, self._recent_unit = sum(self.recent), 1.0
 
     def overlap(self, blocks: bytes) -> list[tuple[int, int]]:
         """Return pairs of (blocks from the start, slots as bits whose requests share exactly that many)."""
@@ -86,23 +112,29 @@ class ActiveLoad:
         """
         if request_id in self._bookings:
             self.finish(request_id)
-        self.reach(slot)
-        own, end = 0.0, None
-        if tracks_blocks and (self._shares if shares_blocks is None else shares_blocks):
-            end = self._prompts.enter(blocks)
-            for node in up(end):
-                if slot in node.marks:
-                    node.marks[slot] += 1
-                else:
-                    node.mark(slot, 1)
-                    self.blocks[slot] += len(node)
-        elif tracks_blocks:
-            own = len(blocks) // WIDTH
-            self.blocks[slot] += own
+        if slot >= len(self.requests):
+            self.reach(slot)
+        own, end, context = 0.0, None, 0
+        if tracks_blocks:
+            context = len(blocks) // WIDTH
+            if self._shares if shares_blocks is None else shares_blocks:
+                node = end = self._prompts.enter(blocks)
+                while node is not None and node.parent is not None:
+                    count = node.marks.get(slot)
+                    if count is None:
+                        node.mark(slot, 1)
+                        self.blocks[slot] += len(node.blocks) // WIDTH
+                    else:
+                        node.marks[slot] = count + 1
+                    node = node.parent
+            else:
+                own = context
+                self.blocks[slot] += own
+            self.contexts[slot] += context
         self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
-        context = len(blocks) // WIDTH if tracks_blocks else 0
-        self.contexts[slot] += context
+        if self._counts_recent:
+            self._note_recent(slot)
         self._bookings[request_id] = Booking(slot, prefill_tokens, end, own, 0.0, now, context)
         if self.decay is not None and prefill_s is not None and prefill_tokens:
             self.decay.add(slot, request_id, prefill_tokens, prefill_s, now)
@@ -165,12 +197,15 @@ class ActiveLoad:
         self.prefill_tokens[slot] -= booking.prefill_tokens
         self.requests[slot] -= 1
         self.contexts[slot] -= booking.context
-        for node in up(booking.end):
-            if node.marks[slot] > 1:
-                node.marks[slot] -= 1
+        node = booking.end
+        while node is not None and (above := node.parent) is not None:
+            count = node.marks[slot]
+            if count > 1:
+                node.marks[slot] = count - 1
             else:
                 node.unmark(slot)
-                self.blocks[slot] -= len(node)
+                self.blocks[slot] -= len(node.blocks) // WIDTH
+            node = above
         self.blocks[slot] += booking.discount - booking.blocks
         if not self.requests[slot]:
             self.blocks[slot] = 0.0  # Discard the rounding error left by past requests.
@@ -181,6 +216,9 @@ class ActiveLoad:
         ids = [request_id for request_id, booking in self._bookings.items() if booking.slot == slot]
         for request_id in ids:
             self.finish(request_id)
+        if slot < len(self.recent):
+            self.recent[slot] = 0.0
+            self._recent_sum = sum(self.recent)
         return ids
 
     def expire(self, now: float) -> list[str]:

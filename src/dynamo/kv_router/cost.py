@@ -13,7 +13,8 @@ them hold no block of a prompt, so their costs differ by load alone and take one
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dynamo.kv_router.config import CostWeights
 
@@ -21,8 +22,7 @@ NEVER = math.inf
 """The cost of an ineligible rank."""
 
 
-@dataclass(slots=True)
-class RankLoads:
+class RankLoads(msgspec.Struct, gc=False):
     """The load of the ranks, by slot: parallel lists."""
 
     prefill_tokens: Sequence[float]
@@ -30,10 +30,13 @@ class RankLoads:
     requests: Sequence[int]
     contexts: Sequence[float] = ()
     """Blocks that a decode step reads: a block that several requests share, once for each. Empty: as `blocks`."""
+    recent: Sequence[float] = ()
+    """Recent requests, finished ones as well, in a unit of which `recent_scale` makes multiples of the mean of all ranks."""
+    recent_scale: float = 0.0
+    """0: not counted."""
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, gc=False):
     """The request's prompt and its overlaps: blocks from the start, by slot; a slot without an entry has none."""
 
     tokens: int
@@ -47,6 +50,10 @@ class Prompt:
     """Blocks in a shared cache beyond all of these."""
     active: Mapping[int, int]
     """Blocks that active requests already occupy."""
+    beginning: tuple[int, int] = (0, 0)
+    """Blocks of its longest cached beginning, and number of slots that have all of them; zeros if none is cached or known to be."""
+    recompute_share: float = 1.0
+    """Share of the weight of recomputation that applies (policy `balanced`)."""
 
     def deepest(self, slots: Sequence[int] | None = None) -> int:
         """Return the most blocks on the device of one of the slots, by default of all."""
@@ -55,8 +62,7 @@ class Prompt:
         return max([self.device.get(slot, 0) for slot in slots], default=0) if self.device else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """The terms of a rank's cost, in blocks."""
 
     prefill: float

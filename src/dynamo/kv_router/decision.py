@@ -1,7 +1,10 @@
-"""Routing request, routing decision, and the state on which the decision was based."""
+"""Routing request, routing decision, and the state on which the decision was based.
+
+They are made for every request and in no cycle: they are exempt from garbage collection (`gc=False`).
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,6 +15,8 @@ from dynamo.kv_router.hicache import Runs
 
 Rank = tuple[int, int]
 """A worker id and a data-parallel rank of that worker."""
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
@@ -32,8 +37,7 @@ def ranks_of(facts: WorkerFacts) -> list[Rank]:
     return [(facts.worker_id, rank) for rank in range(facts.dp_start, facts.dp_start + facts.dp_size)]
 
 
-@dataclass(slots=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, gc=False):
     """A request to be routed."""
 
     request_id: str
@@ -46,8 +50,8 @@ class RouteRequest:
     required_taints: frozenset[str] = frozenset()
     near_taint: str | None = None
     """Taint of the workers in the transfer domain of the worker that computes its prompt; None if transfers have no domains."""
-    preferred_taints: Mapping[str, float] = field(default_factory=dict)
-    onward: Mapping[str, float] = field(default_factory=dict)
+    preferred_taints: Mapping[str, float] = NOTHING
+    onward: Mapping[str, float] = NOTHING
     """For a prefill worker: seconds that the request then costs its decode worker, by taint of the prefill worker."""
     overrides: dict[str, Any] | None = None
     expected_output_tokens: int | None = None
@@ -74,8 +78,7 @@ class RouteRequest:
     """Its cached blocks, between `Router.look_up` and `Router.place`."""
 
 
-@dataclass(slots=True)
-class Decision:
+class Decision(msgspec.Struct, gc=False):
     """The chosen rank, and the state on which the choice was based."""
 
     request_id: str
@@ -103,11 +106,11 @@ class Decision:
     def hit_rate(self) -> float:
         """Return the cached share of the prompt's blocks; a partial block counts as one, as upstream counts."""
         whole = -(-self.snapshot.route_request.tokens // self.snapshot.block_size)
-        return min(1.0, self.overlap_blocks / whole) if whole else 0.0
+        cached = self.device_blocks + self.host_blocks + self.disk_blocks
+        return min(1.0, cached / whole) if whole else 0.0
 
 
-@dataclass(slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, gc=False):
     """The state of the ranks at decision time, by slot."""
 
     at: float

@@ -1,6 +1,7 @@
 """Conversion between KV cache events and the index: apply a worker's events, dump the index as events."""
 
 import itertools
+import struct
 from collections.abc import Iterable, Iterator
 
 from dynamo.kv_router.index import KvIndex
@@ -10,23 +11,32 @@ from dynamo.tokens.hashing import sequence_hashes
 
 NUMBERS = {name: number for number, name in enumerate(TIERS)}
 
+pack_one = struct.Struct(">Q").pack
+"""`pack` of one hash."""
+
 
 def apply(index: KvIndex, worker_event: WorkerKvEvent) -> bool:
     """Apply a worker's event to the index. Return False if it refers to an unknown block: an event was missed."""
     tier = NUMBERS.get(worker_event.storage_tier)
     if tier is None:
         return True  # An event of a cache outside the worker.
-    worker_id, dp_rank, data = worker_event.worker_id, worker_event.event.dp_rank, worker_event.event.data
+    event = worker_event.event
+    data = event.data
     if isinstance(data, str):
         if tier == DEVICE:
-            index.clear(worker_id, dp_rank)
+            index.clear(worker_event.worker_id, event.dp_rank)
         return True
-    if data.stored is not None:
-        blocks = data.stored.blocks
+    stored = data.stored
+    if stored is None:
+        removed = data.removed
+        return removed is None or index.remove(worker_event.worker_id, event.dp_rank, removed.block_hashes, tier)
+    blocks = stored.blocks
+    if len(blocks) == 1:  # The next block of an answer.
+        keys, hashes = [blocks[0].block_hash], pack_one(blocks[0].tokens_hash)
+    else:
         keys = [block.block_hash for block in blocks]
         hashes = pack([block.tokens_hash for block in blocks])
-        return index.store(worker_id, dp_rank, data.stored.parent_hash, keys, hashes, tier)
-    return data.removed is None or index.remove(worker_id, dp_rank, data.removed.block_hashes, tier)
+    return index.store(worker_event.worker_id, event.dp_rank, stored.parent_hash, keys, hashes, tier)
 
 
 def dump(index: KvIndex, worker_ids: frozenset[int] | None = None) -> list[WorkerKvEvent]:

@@ -19,7 +19,8 @@ Pure: no clock, no task. A rank that leaves disappears from all results at once;
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from dynamo.kv_router.config import BLOCKS_MAX
 from dynamo.kv_router.index_dump import dump_rank
@@ -41,8 +42,7 @@ from dynamo.protocols.kv_events import Removed, Stored
 SWEEP_SLICE = 512  # Entries of departed ranks swept with each event.
 
 
-@dataclass(slots=True)
-class Overlap:
+class Overlap(msgspec.Struct, gc=False):
     """The ranks' cached blocks of one prompt."""
 
     blocks: int
@@ -296,11 +296,16 @@ class KvIndex:
         assert len(self._tree.names) == sum(map(len, common_runs)), "a common name belongs to no run"
         for run in common_runs:
             assert all(self._tree.names.get(key) is run for key in run.keys), "a block has no common name"
+        held_by: dict[int, dict[Run, int]] = {}
+        for run in self._tree.used:
+            for slot in run.holders():
+                if bits := held_anywhere(run, slot):
+                    held_by.setdefault(slot, {})[run] = bits
         for rank in self._ranks.values():
             assert list(rank.runs) == [run for run in rank.runs if held_anywhere(run, rank.slot)], (
                 "a rank is listed with a run of which it holds nothing"
             )
-            held = {run: bits for run in self._tree.used if (bits := held_anywhere(run, rank.slot))}
+            held = held_by.get(rank.slot, {})
             assert held.keys() == rank.runs.keys(), "a rank's runs differ from the runs that list it"
             assert rank.count == sum(bits.bit_count() for bits in held.values()), "a rank's block count is wrong"
             assert not any(bits & ~held.get(run, 0) for run, bits in rank.named.items()), "a key names a block not held"

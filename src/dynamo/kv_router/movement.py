@@ -13,6 +13,8 @@ attract requests. Transfers within the transfer domain of the prefill worker and
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dynamo.kv_router.regression import Regression
 
 PENDING_MAX = 16_384
@@ -50,8 +52,7 @@ class MoveTimes:
             self.constant, self.first, self.second = self._regression.solve((self.constant, self.first, self.second))
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(msgspec.Struct, frozen=True):
     """A request whose first token has not arrived."""
 
     times: MoveTimes

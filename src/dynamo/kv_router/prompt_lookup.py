@@ -12,9 +12,12 @@ from dynamo.kv_router.index import KvIndex, Overlap
 from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.prompts import overlap_by_slot
 from dynamo.kv_router.runs import TIERS, WIDTH, slots_of
+from dynamo.kv_router.worker_slots import WorkerSlots
 
 if TYPE_CHECKING:
     from dynamo.kv_router.rank_arrays import RankArrays
+
+NO_BLOCKS: Mapping[int, int] = {}
 
 Depths = list[tuple[int, int]]
 """Pairs of blocks from the start and slots, as bits, with exactly that many."""
@@ -23,14 +26,14 @@ Depths = list[tuple[int, int]]
 class PromptLookup:
     """Look-up of prompts for one router."""
 
-    def __init__(self, config: RoutingConfig, index: KvIndex, active: ActiveLoad, slots: Mapping[Rank, int]) -> None:
-        """`slots`: the router's slot of each rank, maintained by the router."""
-        self.arrays: RankArrays | None = None
-        """Set while there are many ranks: overlaps are returned as arrays."""
+    def __init__(self, config: RoutingConfig, index: KvIndex, active: ActiveLoad, workers: WorkerSlots) -> None:
         self._config = config
         self._index = index
         self._active = active
-        self._slots = slots
+        self._workers = workers
+        self._slots = workers.slots
+        self._predicts_active = config.policy == "balanced"
+        """Whether blocks of active requests count as cached: sent to that worker, but its event has not arrived yet."""
 
     def find(self, route_request: RouteRequest, predicted: Predicted | None, now: float) -> Prompt:
         """Return the ranks' cached blocks of the prompt."""
@@ -42,21 +45,20 @@ class PromptLookup:
         active: Depths = []
         if config.track_active_blocks and config.weights.assume_kv_reuse:
             active = self._active.overlap(sequence)
-        if self.arrays is None:
-            return self._as_dictionaries(route_request, overlap, expected, active)
-        return self._as_arrays(self.arrays, route_request, overlap, expected, active)
-
-    @property
-    def _predicts_active(self) -> bool:
-        """Whether blocks of active requests count as cached: sent to that worker, but its event has not arrived yet."""
-        return self._config.policy == "balanced"
+        arrays = self._workers.arrays
+        if arrays is None:
+            prompt = self._as_dictionaries(route_request, overlap, expected, active)
+        else:
+            prompt = self._as_arrays(arrays, route_request, overlap, expected, active)
+        if self._predicts_active:
+            prompt.beginning = _beginning_of(overlap, active)
+        return prompt
 
     def _as_dictionaries(
         self, route_request: RouteRequest, overlap: Overlap | None, expected: Depths, active: Depths
     ) -> Prompt:
         device: dict[int, int] = {}
-        host: dict[int, int] = {}
-        disk: dict[int, int] = {}
+        host = disk = shared = occupied = NO_BLOCKS
         if route_request.held is not None:
             device, host, disk = (self._held(route_request.held, tier) for tier in range(len(TIERS)))
         elif overlap is not None:
@@ -68,19 +70,19 @@ class PromptLookup:
                         device[slot] = depth
             if self._index.lower:
                 host, disk = self._lower(overlap, device)
-        occupied = overlap_by_slot(active) if active else {}
+        if active:
+            occupied = overlap_by_slot(active)
         if expected or (occupied and self._predicts_active):
             for more in (overlap_by_slot(expected), occupied if self._predicts_active else {}):
                 for slot, depth in more.items():
                     if depth > device.get(slot, 0):
                         device[slot] = depth
-        shared: dict[int, int] = {}
         if route_request.shared:
-            for slot in self._slots.values():
-                depth = device.get(slot, 0) + host.get(slot, 0) + disk.get(slot, 0)
-                beyond = held_from(route_request.shared, depth)
-                if beyond:
-                    shared[slot] = beyond
+            depths = {
+                slot: device.get(slot, 0) + host.get(slot, 0) + disk.get(slot, 0) for slot in self._slots.values()
+            }
+            held = {slot: held_from(route_request.shared, depth) for slot, depth in depths.items()}
+            shared = {slot: beyond for slot, beyond in held.items() if beyond}
         blocks = len(route_request.blocks) // WIDTH
         return Prompt(route_request.tokens, blocks, device, host, disk, shared, occupied)
 
@@ -133,3 +135,15 @@ class PromptLookup:
                     found[slot] = more
                     depth += more
         return host, disk
+
+
+def _beginning_of(overlap: Overlap | None, active: Depths) -> tuple[int, int]:
+    """Return the blocks of the longest cached beginning, in a cache or computed by an active request, and the number of its slots."""
+    depth, slots = max(overlap.depths, default=(0, 0)) if overlap is not None else (0, 0)
+    if active:
+        other = max(active)
+        if other[0] > depth:
+            depth, slots = other
+        elif other[0] == depth:
+            return depth, max(slots.bit_count(), other[1].bit_count())
+    return depth, slots.bit_count()

@@ -10,7 +10,6 @@ Import this module only for many ranks: numpy takes a tenth of a second to impor
 import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -79,7 +78,6 @@ class NoBlocks(Mapping[int, int]):
 NO_BLOCKS = NoBlocks()
 
 
-@dataclass(slots=True)
 class ArrayPrompt(Prompt):
     """A prompt with its overlaps in arrays."""
 
@@ -281,8 +279,10 @@ class RankArrays:
 
 def _as_arrays(load: RankLoads) -> RankLoads:
     """Return the same loads as arrays, on the same memory."""
-    loads = (load.prefill_tokens, load.blocks, load.requests, load.contexts)
-    return RankLoads(*(cast(Any, np.asarray(one)) for one in loads))
+    loads = (load.prefill_tokens, load.blocks, load.requests, load.contexts, load.recent)
+    found = RankLoads(*(cast(Any, np.asarray(one)) for one in loads))
+    found.recent_scale = load.recent_scale
+    return found
 
 
 def _spread(depths: Sequence[tuple[int, int]], size: int) -> Floats:

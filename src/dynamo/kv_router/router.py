@@ -9,22 +9,19 @@ Pure: time is an argument, random numbers come from the given generator, no task
 which it was based, so that `explain` can show later why a worker was chosen (docs/routing.md).
 """
 
-import math
 import random
 from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Overloaded
+from dynamo.core.errors import InvalidArgument, NotReady, Overloaded
 from dynamo.kv_router import events
 from dynamo.kv_router.active import ActiveLoad
 from dynamo.kv_router.affinity import Affinity, Version
-from dynamo.kv_router.balanced import balanced_costs, initial_pace
 from dynamo.kv_router.config import CostWeights, RoutingConfig
-from dynamo.kv_router.cost import Prompt, RankLoads, choose, costs, taint_factor
+from dynamo.kv_router.cost import Prompt, RankLoads, choose
 from dynamo.kv_router.decision import Decision, Rank, RouteRequest, Snapshot, WorkerFacts, ranks_of
+from dynamo.kv_router.eligibility import eligible_slots, eligible_slots_of_session
 from dynamo.kv_router.explain import Explanation, explained
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.policy import PolicyProfile
@@ -34,17 +31,12 @@ from dynamo.kv_router.prefill_model import PrefillModel
 from dynamo.kv_router.prompt_lookup import PromptLookup
 from dynamo.kv_router.queue import PolicyClass, QueuedRequest, WaitingQueue
 from dynamo.kv_router.session_prefixes import SessionPrefixes
+from dynamo.kv_router.slot_costs import SlotCosts
+from dynamo.kv_router.worker_slots import WorkerSlots
 from dynamo.protocols.kv_events import WorkerKvEvent
-
-if TYPE_CHECKING:
-    from dynamo.kv_router.rank_arrays import RankArrays
 
 __all__ = ["Decision", "Explanation", "Rank", "RouteRequest", "Router", "WorkerFacts"]
 
-AVOIDED = "failed or unresponsive"
-BUSY = "above a busy threshold"
-OTHER_RANK = "the request names another rank"
-OTHER_WORKER = "the request names another worker"
 MANY_RANKS = {"dynamo": 48, "balanced": 32}
 """By policy, the number of ranks from which arrays are faster than dictionaries and lists."""
 DECISIONS_MAX = 256  # Recent decisions that can be explained; each keeps about 60 bytes for each rank.
@@ -68,7 +60,11 @@ class Router:
         """
         self.config = config
         self.index = KvIndex(config.blocks_max) if index is None else index
-        self.active = ActiveLoad(shares_blocks=config.weights.assume_kv_reuse, expiry_s=config.expiry_s)
+        self.active = ActiveLoad(
+            shares_blocks=config.weights.assume_kv_reuse,
+            expiry_s=config.expiry_s,
+            counts_recent=config.policy == "balanced",
+        )
         self.predicted: Predicted | None = None
         """Cached blocks predicted from routed requests, where workers publish no events or until they do."""
         if not config.use_kv_events:
@@ -77,8 +73,6 @@ class Router:
             self.predicted = Predicted(ttl_s=config.predicted_ttl_s)
         self.affinity = None if config.affinity_ttl_s is None else Affinity(config.affinity_ttl_s, config.affinity_mode)
         """Sessions and their workers."""
-        self.pace = initial_pace(config.weights)
-        """Measured speed of the workers (policy `balanced`)."""
         self.prefill_model: PrefillModel | None = None
         """Duration of prefills, where their progress is estimated."""
         if config.prefill_load_model == "ais":
@@ -92,20 +86,13 @@ class Router:
         self.received: Counter[str] = Counter()
         """Number of requests to be placed, by policy class."""
         self._rng = rng
-        self._workers: dict[int, WorkerFacts] = {}
-        self._ranks: dict[int, Rank] = {}
-        """By slot."""
-        self._slots: dict[Rank, int] = {}
-        self._lookup = PromptLookup(config, self.index, self.active, self._slots)
-        self._free_slots: list[int] = []
         self.many_ranks = MANY_RANKS[config.policy] if many_ranks is None else many_ranks
         """Number of ranks from which decisions are made on arrays."""
-        self._arrays: RankArrays | None = None
-        """State by slot for the decision over many ranks."""
-        self._is_ranks_shared = False
-        """Whether a snapshot refers to `_ranks`, which is copied before the next change."""
-        self._capacity = array("d")
-        """Cache capacity of each slot in blocks; infinite where capacity or use is unknown."""
+        self._workers = WorkerSlots(self.index, self.many_ranks, limits_blocks=config.track_active_blocks)
+        self._costs = SlotCosts(config, self._workers, self.index)
+        self.pace = self._costs.pace
+        """Measured speed of the workers (policy `balanced`)."""
+        self._lookup = PromptLookup(config, self.index, self.active, self._workers)
         self._may_wait = any(self._limits_prefill(policy) for policy in self.profile.policy_classes)
         self._only_class = self.profile.only_class()
         """Class of every request, if there is only one."""
@@ -115,58 +102,36 @@ class Router:
     @property
     def workers(self) -> Mapping[int, WorkerFacts]:
         """Return the workers by id."""
-        return self._workers
+        return self._workers.workers
+
+    @property
+    def learns(self) -> bool:
+        """Return whether decisions depend on the measured speed of the workers (`pace`)."""
+        return self.config.policy == "balanced" or self._may_wait
 
     @property
     def ranks(self) -> Collection[Rank]:
         """Return the ranks of all workers."""
-        return self._slots.keys()
+        return self._workers.slots.keys()
 
     def set_worker(self, facts: WorkerFacts) -> None:
         """Add a worker or update its facts."""
-        before = self._workers.get(facts.worker_id)
-        self._keep_shared_ranks()
-        self._workers[facts.worker_id] = facts
-        ranks = ranks_of(facts)
-        for rank in [] if before is None else ranks_of(before):
-            if rank not in ranks:
-                self._release_rank(rank)
-        for rank in ranks:
-            if rank not in self._slots:
-                slot = self._free_slots.pop() if self._free_slots else len(self._ranks)
-                self._slots[rank] = slot
-                self._ranks[slot] = rank
-                self.active.reach(slot)
-                self._capacity.extend([math.inf] * (slot + 1 - len(self._capacity)))
-            known = facts.kv_blocks if self.config.track_active_blocks else None
-            self._capacity[self._slots[rank]] = known or math.inf
-        self._follow_ranks()
-
-    def _keep_shared_ranks(self) -> None:
-        """Copy the ranks before they change if a snapshot refers to them."""
-        if self._is_ranks_shared:
-            self._ranks, self._is_ranks_shared = self._ranks.copy(), False
-
-    def _follow_ranks(self) -> None:
-        """Use arrays from many ranks on, and update them."""
-        if self._arrays is None and len(self._ranks) >= self.many_ranks:
-            from dynamo.kv_router.rank_arrays import RankArrays
-
-            self._arrays = self._lookup.arrays = RankArrays(self._slots, self.index)
-        if self._arrays is not None:
-            self._arrays.changed(len(self.active.requests))
+        for rank in self._workers.removed_by(facts):
+            self._release_rank(rank)
+        for slot in self._workers.set_worker(facts):
+            self.active.reach(slot)
 
     def remove_worker(self, worker_id: int) -> list[str]:
         """Remove a worker; return the ids of its active requests."""
-        facts = self._workers.pop(worker_id, None)
+        facts = self._workers.workers.pop(worker_id, None)
         self.index.remove_worker(worker_id)
         if facts is None:
             return []
         return [request_id for rank in ranks_of(facts) for request_id in self._release_rank(rank)]
 
     def _release_rank(self, rank: Rank) -> list[str]:
-        self._keep_shared_ranks()
-        slot = self._slots.pop(rank)
+        """Remove a rank; return the ids of its active requests."""
+        slot = self._workers.slots[rank]
         self.pace.forget(rank)
         lost = self.active.drop(slot)
         for request_id in lost:
@@ -176,9 +141,7 @@ class Router:
                 self.affinity.finish(request_id, 0.0)
         if self.predicted is not None:
             self.predicted.drop(slot)
-        del self._ranks[slot]
-        self._free_slots.append(slot)
-        self._follow_ranks()
+        self._workers.release(rank)
         return lost
 
     # Worker events.
@@ -204,7 +167,10 @@ class Router:
         all eligible workers are busy, `RouterQueueLimitExceeded` if the queue is full, `InvalidArgument` for an unknown
         worker or rank.
         """
-        slots, filtered = self._eligible_of_session(route_request, now)
+        if self.affinity is None:
+            slots, filtered = eligible_slots(self._workers, route_request)
+        else:
+            slots, filtered = eligible_slots_of_session(self._workers, self.affinity, route_request, now)
         prompt, route_request.prompt = route_request.prompt or self._prompt(route_request, now), None
         policy = self._only_class
         if policy is None:
@@ -224,7 +190,7 @@ class Router:
                 strict_priority=route_request.strict_priority,
                 prefill_s=self.pace.prefill_token_s * max(0, route_request.tokens - cached),
             )
-            self.waiting.push(policy.name, waiting, len(self._workers), route_request.worker_id)
+            self.waiting.push(policy.name, waiting, len(self.workers), route_request.worker_id)
             return None
         decision = self._decide(route_request, slots, filtered, prompt, now)
         if book:
@@ -242,7 +208,7 @@ class Router:
         while (waiting := self.waiting.pop(lambda policy, one: self._may_go(policy, one, now))) is not None:
             route_request = waiting.item
             try:
-                slots, filtered = self._eligible_of_session(route_request, now)
+                slots, filtered = eligible_slots_of_session(self._workers, self.affinity, route_request, now)
             except (NotReady, Overloaded, InvalidArgument) as error:
                 found.append((route_request, error))
                 continue
@@ -285,7 +251,7 @@ class Router:
 
     def book(self, request_id: str, rank: Rank, route_request: RouteRequest, now: float) -> bool:
         """Record a request routed elsewhere, by a replica or by the client. Return False for an unknown rank."""
-        slot = self._slots.get(rank)
+        slot = self._workers.slots.get(rank)
         if slot is None:
             return False
         self._book_slot(request_id, slot, route_request, self._prompt(route_request, now), now)
@@ -294,11 +260,11 @@ class Router:
     def rank_of(self, request_id: str) -> Rank | None:
         """Return the rank at which a request is booked."""
         slot = self.active.slot_of(request_id)
-        return None if slot is None else self._ranks[slot]
+        return None if slot is None else self._workers.ranks[slot]
 
     def has_rank(self, rank: Rank) -> bool:
         """Return whether the rank exists."""
-        return rank in self._slots
+        return rank in self._workers.slots
 
     def share(
         self,
@@ -310,7 +276,7 @@ class Router:
         prefill_s: float | None = None,
     ) -> bool:
         """Record a request routed by a replica (`--router-replica-sync`). Return False for an unknown rank."""
-        slot = self._slots.get(rank)
+        slot = self._workers.slots.get(rank)
         if slot is None:
             return False
         tracks = self.config.track_active_blocks
@@ -332,7 +298,7 @@ class Router:
         """Apply a session binding from a replica. Return False for an unknown rank or if a newer binding exists."""
         if self.affinity is None:
             return False
-        if rank not in self._slots:
+        if rank not in self._workers.slots:
             self.affinity.observe(version)
             return False
         return self.affinity.apply(session, rank, version, now)
@@ -346,7 +312,7 @@ class Router:
         active = self.active
         return {
             rank: (active.prefill_tokens[slot], active.blocks[slot], active.requests[slot])
-            for slot, rank in self._ranks.items()
+            for slot, rank in self._workers.ranks.items()
         }
 
     def queued(self) -> tuple[int, int]:
@@ -356,7 +322,7 @@ class Router:
 
     def load_of(self, rank: Rank) -> tuple[float, float]:
         """Return the active prefill tokens and the active blocks of a rank; zeros for an unknown one."""
-        slot = self._slots.get(rank)
+        slot = self._workers.slots.get(rank)
         return (0, 0) if slot is None else (self.active.prefill_tokens[slot], self.active.blocks[slot])
 
     def explain(self, decision: Decision) -> Explanation:
@@ -377,7 +343,7 @@ class Router:
         prompt = self._prompt(RouteRequest("", blocks, 0, held=held, sequence=sequence), now)
         return {
             rank: (prompt.device.get(slot, 0), prompt.host.get(slot, 0), prompt.disk.get(slot, 0))
-            for slot, rank in self._ranks.items()
+            for slot, rank in self._workers.ranks.items()
             if slot in prompt.device or slot in prompt.host or slot in prompt.disk
         }
 
@@ -385,20 +351,20 @@ class Router:
         """Return each rank's load with this prompt added: prefill tokens, blocks, and its current number of requests."""
         prompt, active = self._prompt(route_request, now), self.active
         found: dict[Rank, tuple[float, float, int]] = {}
-        for slot, rank in self._ranks.items():
-            prefill = active.prefill_tokens[slot] + self._uncached(prompt, slot, self.config.weights)
+        for slot, rank in self._workers.ranks.items():
+            prefill = active.prefill_tokens[slot] + self._costs.uncached_tokens(prompt, slot, self.config.weights)
             decode = active.blocks[slot] + prompt.blocks - prompt.active.get(slot, 0)
             found[rank] = (prefill, decode, active.requests[slot])
         return found
 
     def note_sent(self, rank: Rank, blocks: bytes, now: float) -> bool:
         """Predict a sent prompt as cached. Return False where caches are not predicted, or for an unknown rank."""
-        slot = self._slots.get(rank)
+        slot = self._workers.slots.get(rank)
         if self.predicted is None or slot is None:
             return False
         capacity = None
         if not self.config.use_kv_events and self.config.approximate_policy == "lru":
-            capacity = self._workers[rank[0]].kv_blocks
+            capacity = self._workers.workers[rank[0]].kv_blocks
         self.predicted.place(slot, blocks, now, capacity)
         return True
 
@@ -406,7 +372,7 @@ class Router:
         """Yield rank, blocks and the blocks before them, for each stretch of blocks that is predicted to be cached."""
         if self.predicted is not None:
             for slot, blocks, before in self.predicted.held(now):
-                yield self._ranks[slot], blocks, before
+                yield self._workers.ranks[slot], blocks, before
 
     def validate(self) -> None:
         """Raise `AssertionError` if the parts disagree."""
@@ -414,10 +380,7 @@ class Router:
         self.active.validate()
         if self.predicted is not None:
             self.predicted.validate()
-        assert len(self._slots) == len(self._ranks), "a rank has two slots"
-        for rank, slot in self._slots.items():
-            assert self._ranks[slot] == rank, "a slot belongs to another rank"
-            assert rank[0] in self._workers, "a removed worker has a slot"
+        self._workers.validate()
 
     # Implementation.
 
@@ -430,207 +393,54 @@ class Router:
     def _limits_prefill(policy: PolicyClass) -> bool:
         return policy.prefill_busy_threshold is not None or policy.prefill_busy_threshold_frac is not None
 
-    def _eligible(self, route_request: RouteRequest) -> tuple[Sequence[int], dict[int, str]]:
-        """Return the eligible slots, and the reason for each ineligible one."""
-        filtered: dict[int, str] = {}
-        if route_request.worker_id is not None and route_request.worker_id not in self._workers:
-            raise InvalidArgument(f"worker {route_request.worker_id} does not serve this model")
-        if not self._ranks:
-            raise NotReady("no worker serves this model at the moment")
-        is_open = (
-            route_request.worker_id is None
-            and route_request.dp_rank is None
-            and route_request.allowed is None
-            and not route_request.required_taints
-        )
-        if is_open and not (route_request.busy or route_request.avoid):
-            return list(self._ranks) if self._arrays is None else self._arrays.present, filtered
-        if is_open:
-            filtered = self._avoided(route_request)
-            slots = [slot for slot in self._ranks if slot not in filtered]
-        else:
-            slots = []
-            for slot, rank in self._ranks.items():
-                reason = self._unfit(route_request, *rank)
-                if reason is None:
-                    slots.append(slot)
-                else:
-                    filtered[slot] = reason
-        if slots:
-            return slots, filtered
-        if BUSY in filtered.values():
-            if route_request.worker_id is not None:
-                raise Overloaded(f"worker {route_request.worker_id}, named by the request, is above a busy threshold")
-            raise Overloaded("every eligible worker is above a busy threshold")
-        if route_request.dp_rank is not None and set(filtered.values()) <= {OTHER_RANK, OTHER_WORKER}:
-            raise InvalidArgument(f"dp_rank {route_request.dp_rank} does not exist")
-        reasons = sorted(set(filtered.values()))
-        is_unmatched = route_request.required_taints and AVOIDED not in reasons
-        error = NoMatchingWorker if is_unmatched else NotReady
-        raise error("no eligible worker: " + "; ".join(reasons))
-
-    def _unfit(self, route_request: RouteRequest, worker_id: int, dp_rank: int) -> str | None:
-        """Return the reason for which a rank is ineligible; None if it is eligible."""
-        if route_request.allowed is not None and worker_id not in route_request.allowed:
-            return "not among the allowed workers"
-        if route_request.worker_id is not None and worker_id != route_request.worker_id:
-            return OTHER_WORKER
-        if route_request.dp_rank is not None and dp_rank != route_request.dp_rank:
-            return OTHER_RANK
-        taints = self._workers[worker_id].taints
-        if not route_request.required_taints <= taints:
-            return f"lacks {', '.join(sorted(route_request.required_taints - taints))}"
-        if worker_id in route_request.avoid:
-            return AVOIDED
-        return BUSY if worker_id in route_request.busy else None
-
-    def _avoided(self, route_request: RouteRequest) -> dict[int, str]:
-        """Return the slots of the workers that the request avoids and of those that are busy, with the reason."""
-        found: dict[int, str] = {}
-        for workers, reason in ((route_request.busy, BUSY), (route_request.avoid, AVOIDED)):
-            for worker_id in workers & self._workers.keys():
-                found.update((self._slots[rank], reason) for rank in ranks_of(self._workers[worker_id]))
-        return found
-
-    def _eligible_of_session(self, route_request: RouteRequest, now: float) -> tuple[Sequence[int], dict[int, str]]:
-        """Return the same; for a session bound to an eligible worker, that worker alone."""
-        if self.affinity is None or route_request.session is None or route_request.worker_id is not None:
-            return self._eligible(route_request)
-        bound = self.affinity.find(route_request.session, now)
-        slot = self._slots.get(bound) if bound is not None else None
-        if slot is None:
-            return self._eligible(route_request)
-        relaxed = replace(route_request, busy=frozenset()) if self.affinity.mode == "hard" else route_request
-        try:
-            slots, filtered = self._eligible(relaxed)
-        except (NotReady, Overloaded):
-            return self._eligible(route_request)
-        if slot not in slots:
-            return self._eligible(route_request)
-        others = {other: "the session is bound to another worker" for other in slots if other != slot}
-        return [slot], {**filtered, **others}
-
     def _prompt(self, route_request: RouteRequest, now: float) -> Prompt:
         """Return the ranks' cached blocks of the prompt."""
         return self._lookup.find(route_request, self.predicted, now)
 
     def _decide(
-        self, route_request: RouteRequest, slots: Sequence[int], filtered: dict[int, str], prompt: Prompt, now: float
+        self, route_request: RouteRequest, slots: Sequence[int], filtered: Mapping[int, str], prompt: Prompt, now: float
     ) -> Decision:
-        weights = self.config.weights.overridden(route_request.overrides)
-        active = self.active
+        config, active, overrides = self.config, self.active, route_request.overrides
+        weights = config.weights.overridden(overrides) if overrides else config.weights
         tokens: array[int] | array[float] = active.prefill_tokens[:]
         if active.decay is not None:
             tokens = active.prefill_tokens_at(now)
-        load = RankLoads(tokens, active.blocks[:], active.requests[:], active.contexts[:])
-        found = self._costs(route_request, slots, load, prompt, weights)
-        pick = choose if self._arrays is None else self._arrays.choose
+        load = RankLoads(tokens, active.blocks[:], active.requests[:])
+        if config.policy == "balanced":
+            load.contexts = active.contexts[:]
+            load.recent, load.recent_scale = active.recent[:], active.recent_scale(len(self._workers.ranks))
+        found = self._costs.of(route_request, slots, load, prompt, weights)
+        arrays = self._workers.arrays
+        pick = choose if arrays is None else arrays.choose
         place = pick(found, weights.router_temperature, self._rng)
         slot = int(slots[place])
-        worker_id, dp_rank = self._ranks[slot]
-        self._is_ranks_shared = True
+        device, host, disk = prompt.device, prompt.host, prompt.disk
+        worker_id, dp_rank = self._workers.ranks[slot]
         snapshot = Snapshot(
             now,
             route_request,
             slots,
-            self._ranks,
+            self._workers.share_ranks(),
             load,
             prompt,
             weights,
             found,
             filtered,
-            self.config.block_size,
+            config.block_size,
         )
         return Decision(
             route_request.request_id,
             worker_id,
             dp_rank,
-            prompt.device.get(slot, 0),
-            prompt.host.get(slot, 0),
-            prompt.disk.get(slot, 0),
+            device.get(slot, 0) if device else 0,
+            host.get(slot, 0) if host else 0,
+            disk.get(slot, 0) if disk else 0,
             prompt.blocks,
             float(found[place]),
             snapshot,
             queue_depth=len(self.waiting),
             tokens_ahead=tokens[slot],
         )
-
-    def _costs(
-        self, route_request: RouteRequest, slots: Sequence[int], load: RankLoads, prompt: Prompt, weights: CostWeights
-    ) -> Sequence[float]:
-        """Return the cost of each slot, by the configured function and the request's preferred taints."""
-        block_size, arrays = self.config.block_size, self._arrays
-        if self.config.policy == "balanced":
-            balanced = balanced_costs if arrays is None else arrays.balanced_costs
-            output, pace = route_request.expected_output_tokens, self.pace
-            slowness, far = self._slowness(), self._far(route_request)
-            found = balanced(slots, load, prompt, weights, pace, block_size, output, self._capacity, slowness, far)
-        else:
-            found = (costs if arrays is None else arrays.costs)(slots, load, prompt, weights, block_size)
-        onward, preferred = route_request.onward, route_request.preferred_taints
-        if onward:
-            further = (
-                max((onward[one] for one in self._taints_of(slot) if one in onward), default=0.0) for slot in slots
-            )
-            found = [cost + more for cost, more in zip(found, further, strict=True)]
-        if not preferred:
-            return found
-        if arrays is not None:
-            return arrays.scaled(slots, found, lambda taints: taint_factor(taints, preferred), self._taints_of)
-        return [cost * taint_factor(self._taints_of(slot), preferred) for slot, cost in zip(slots, found, strict=True)]
-
-    def _taints_of(self, slot: int) -> frozenset[str]:
-        return self._workers[self._ranks[slot][0]].taints
-
-    def _batch_of(self, slot: int) -> int | None:
-        return self._workers[self._ranks[slot][0]].batch_tokens
-
-    def _slowness(self) -> list[float] | None:
-        """Return the relative duration of steps by slot; None while no rank differs from the others."""
-        if not self.pace.uneven:
-            return None
-        found = [1.0] * len(self._capacity)
-        for rank, ratio in self.pace.uneven.items():
-            slot = self._slots.get(rank)
-            if slot is not None:
-                found[slot] = ratio
-        return found
-
-    def _far(self, route_request: RouteRequest) -> list[float] | None:
-        """Return 1 for slots out of the transfer domain of the worker that computes the prompt; None without domains."""
-        near = route_request.near_taint
-        if near is None:
-            return None
-        found = [0.0] * len(self._capacity)
-        for slot in self._ranks:
-            found[slot] = float(near not in self._taints_of(slot))
-        return found
-
-    def _learn_from(self, route_request: RouteRequest, slot: int, decision: Decision, now: float) -> None:
-        """Update what the policy `balanced` learns from a decision."""
-        seen, pace = decision.snapshot, self.pace
-        load, size = seen.load, self.config.block_size
-        step = pace.step(load.requests[slot] + 1, load.contexts[slot] * size)
-        name, movement = route_request.request_id, pace.movement
-        if not seen.weights.track_prefill_tokens:
-            if route_request.is_computed:
-                held = min(decision.device_blocks * size, route_request.tokens)
-                near = route_request.near_taint
-                is_far = near is not None and near not in self._taints_of(slot)
-                times = movement.far if is_far else movement.near
-                movement.sent(name, times, route_request.tokens - held, held, step, now)
-            return
-        if self._arrays is None:
-            computing = sum(load.prefill_tokens[slot] > 0 for slot in self._ranks)
-        else:
-            computing = self._arrays.computing(load.prefill_tokens)
-        capacity = self._capacity[slot]
-        cached = 0 if self.index.lower else self.index.held(decision.worker_id, decision.dp_rank)
-        pace.observe_load(computing / len(self._ranks), load.blocks[slot] / capacity, cached / capacity)
-        if self.index.lower and not load.prefill_tokens[slot]:
-            host, disk = decision.host_blocks * size, decision.disk_blocks * size
-            expected = pace.prefill_token_s * self._uncached(seen.prompt, slot, seen.weights) + step
-            movement.sent(name, movement.tiers, host, disk, expected, now)
 
     def _book(self, route_request: RouteRequest, decision: Decision, now: float) -> None:
         self.decisions.append(decision)
@@ -645,9 +455,9 @@ class Router:
                 self.sessions.end(route_request.session)
             else:
                 self.sessions.note(route_request.session, route_request.blocks)
-        slot = self._slots[(decision.worker_id, decision.dp_rank)]
+        slot = self._workers.slots[(decision.worker_id, decision.dp_rank)]
         if self.config.policy == "balanced":
-            self._learn_from(route_request, slot, decision, now)
+            self._costs.learn_from(route_request, slot, decision, now)
         self._book_slot(
             route_request.request_id, slot, route_request, decision.snapshot.prompt, now, decision.snapshot.weights
         )
@@ -662,18 +472,20 @@ class Router:
         weights: CostWeights | None = None,
     ) -> None:
         weights = weights or self.config.weights
-        uncached = self._uncached(prompt, slot, weights) if weights.track_prefill_tokens else 0
+        uncached = self._costs.uncached_tokens(prompt, slot, weights) if weights.track_prefill_tokens else 0
+        sequence = route_request.sequence or route_request.blocks
         self.active.book(
             request_id,
             slot,
-            route_request.sequence or route_request.blocks,
+            sequence,
             prefill_tokens=uncached,
             now=now,
             tracks_blocks=self.config.track_active_blocks,
             shares_blocks=weights.assume_kv_reuse,
-            prefill_s=self.prefill_s(route_request, uncached),
+            prefill_s=None if self.prefill_model is None else self.prefill_s(route_request, uncached),
         )
-        self.note_sent(self._ranks[slot], route_request.sequence or route_request.blocks, now)
+        if self.predicted is not None:
+            self.note_sent(self._workers.ranks[slot], sequence, now)
 
     def prefill_s(self, route_request: RouteRequest, uncached: int) -> float | None:
         """Return the expected duration of a prefill of `uncached` tokens; None where it is not estimated."""
@@ -683,27 +495,12 @@ class Router:
 
     def effective_tokens(self, decision: Decision) -> int:
         """Return the tokens to be computed where the request was sent."""
-        slot = self._slots[(decision.worker_id, decision.dp_rank)]
-        return self._uncached(decision.snapshot.prompt, slot, decision.snapshot.weights)
-
-    def _uncached(self, prompt: Prompt, slot: int, weights: CostWeights) -> int:
-        """Return the tokens to be computed.
-
-        A block in a slower tier saves a fraction of a block; a whole one with `balanced`, which counts its copy separately.
-        """
-        cached = float(prompt.device.get(slot, 0))
-        if not (prompt.host or prompt.disk or prompt.shared_beyond):
-            return max(0, prompt.tokens - round(cached * self.config.block_size))
-        is_whole = self.config.policy == "balanced"
-        cached += (1.0 if is_whole else weights.host_cache_hit_weight) * prompt.host.get(slot, 0)
-        cached += (1.0 if is_whole else weights.disk_cache_hit_weight) * prompt.disk.get(slot, 0)
-        if prompt.shared_beyond:
-            cached += weights.shared_cache_multiplier * prompt.shared_beyond.get(slot, 0)
-        return max(0, prompt.tokens - round(cached * self.config.block_size))
+        slot = self._workers.slots[(decision.worker_id, decision.dp_rank)]
+        return self._costs.uncached_tokens(decision.snapshot.prompt, slot, decision.snapshot.weights)
 
     def _may_go(self, policy: PolicyClass, waiting: QueuedRequest[RouteRequest], now: float) -> bool:
         try:
-            slots, _ = self._eligible(waiting.item)
+            slots, _ = eligible_slots(self._workers, waiting.item)
         except (NotReady, Overloaded, InvalidArgument):
             return True  # Admit it: routing raises the error that the client receives.
         return self._has_capacity(policy, slots, now)
@@ -711,6 +508,7 @@ class Router:
     def _has_capacity(self, policy: PolicyClass, slots: Sequence[int], now: float) -> bool:
         active = self.active
         tokens = active.prefill_tokens if active.decay is None else active.prefill_tokens_at(now)
-        if self._arrays is not None:
-            return self._arrays.has_capacity(policy, slots, tokens, self._batch_of)
-        return any(tokens[slot] <= policy.limit(self._batch_of(slot)) for slot in slots)
+        workers = self._workers
+        if workers.arrays is not None:
+            return workers.arrays.has_capacity(policy, slots, tokens, workers.batch_tokens_of)
+        return any(tokens[slot] <= policy.limit(workers.batch_tokens_of(slot)) for slot in slots)

@@ -18,7 +18,6 @@ from dynamo.kv_router.runs import (
     hold_on_device,
     keep,
     release_on_device,
-    slots_of,
 )
 
 
@@ -86,6 +85,15 @@ class RunTree:
 
         Return False if they turn out to follow a block that the rank no longer holds.
         """
+        if (
+            run is not None
+            and len(keys) == 1
+            and tier == DEVICE
+            and not rank.segments
+            and self._is_last(rank, run, at)
+            and self._extend(rank, run, keys, blocks)
+        ):
+            return True  # The next block of an answer, on a shorter path.
         is_own = bool(rank.segments) and rank.knows_any(keys)
         if parent is None and tier == DEVICE and not is_own and self._begin(rank, keys, blocks):
             return True
@@ -471,12 +479,7 @@ class RunTree:
     def _evict(self, run: Run, until: int) -> None:
         """Evict the blocks of a run from position `until` on, for all ranks."""
         before = self.size
-        holders = run.full
-        for ranks in (run.shorter or {}).values():
-            holders |= ranks
-        for slot in [*(run.stray or ()), *(slot for _, slot in run.lower or ())]:
-            holders |= 1 << slot
-        for slot in list(slots_of(holders)):
+        for slot in sorted(run.holders()):
             rank = self._slots[slot]
             assert rank is not None, "a run is held by an unassigned slot"
             gone = held_anywhere(run, slot) >> until << until

@@ -59,6 +59,13 @@ class Run:
         own = self.keys
         return len(own) - 1 if own[-1] == key else own.index(key)
 
+    def holders(self) -> set[int]:
+        """Return the slots that hold a block of the run in any tier."""
+        leading = self.full
+        for ranks in (self.shorter or {}).values():
+            leading |= ranks
+        return {*slots_of(leading), *(self.stray or ()), *(slot for _, slot in self.lower or ())}
+
     def lead(self, bit: int) -> int:
         """Return the number of blocks from the start that a rank holds."""
         if self.full & bit:

@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dynamo.core.boundaries import ErrorBoundary, Rollback, logged
 from dynamo.core.errors import ConfigError
 from dynamo.kvbm.config import KvbmConfig
@@ -29,9 +26,9 @@ from dynamo.kvbm.logical.book import TierCopy
 from dynamo.kvbm.logical.pool import Change, changes_from_empty
 from dynamo.kvbm.orders import Array, LoadTicket, Outgoing, Peer, TierTraffic
 from dynamo.kvbm.peers import PeerBlocks, PeerServer
-from dynamo.kvbm.physical.disk import DiskFull
 from dynamo.kvbm.physical.layout import BlockLayout, CorruptBlock
-from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectFailure, ObjectStore
+from dynamo.kvbm.physical.objects import ObjectBlocks, ObjectStore
+from dynamo.kvbm.tier_io import TierIo
 from dynamo.kvbm.tiers import open_tiers, reopen_disk
 from dynamo.kvbm.transfer.base import TransferError
 from dynamo.kvbm.transfer.tcp import PLAIN
@@ -74,10 +71,18 @@ class BlockManager:
         self._clock = clock
         self._on_change = on_change
         tiers = open_tiers(config, layout, worker_id=worker_id, store=store)
-        self.book, self.host, self._disk, self._objects = tiers.book, tiers.host, tiers.disk, tiers.objects
+        self.book, self.host = tiers.book, tiers.host
+        self._io = TierIo(
+            tiers.host,
+            tiers.disk,
+            tiers.objects,
+            self.traffic,
+            paused=tiers.book.paused,
+            clock=clock,
+            on_write_failure=self._write_failed,
+        )
         self._pages = tiers.pages
         self._tls = tls
-        self._peers: PeerBlocks | None = None
         self._server: PeerServer | None = None
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
@@ -97,7 +102,7 @@ class BlockManager:
     def start(self) -> None:
         """Start the threads and the server for peers. Raise `ConfigError` if it cannot listen."""
         if self.config.has_peers:
-            self._peers = PeerBlocks(self.host, tls=self._tls)
+            self._io.peers = PeerBlocks(self.host, tls=self._tls)
             self._server = PeerServer(
                 self.host,
                 self._pages,
@@ -107,10 +112,10 @@ class BlockManager:
                 blocks_max=max(1, self.book.host.total // LENT_SHARE),
                 tls=self._tls,
             )
-        writers = {Tier.DISK: self._write_disk, Tier.OBJECT: self._write_objects}
+        writers = {Tier.DISK: self._io.write_disk, Tier.OBJECT: self._io.write_objects}
         for tier in self.book.lower:
             self._start(f"offload-{tier.name.lower()}", self._run_offloads, tier, writers[tier])
-        if self.book.lower or self._peers is not None:
+        if self.book.lower or self._io.peers is not None:
             for number in range(ONBOARDERS):
                 self._start(f"onboard-{number}", self._run_onboards)
 
@@ -130,12 +135,7 @@ class BlockManager:
                 logger.error("thread %s of the block manager did not end", thread.name)
         is_quiet = not any(thread.is_alive() for thread in self._threads)
         self._threads.clear()
-        if self._disk is not None and is_quiet:
-            self._disk.close()
-        if self._objects is not None:
-            self._objects.store.close()
-        if self._peers is not None and is_quiet:
-            self._peers.close()
+        self._io.close(is_quiet=is_quiet)
 
     @property
     def peer_address(self) -> str | None:
@@ -181,6 +181,7 @@ class BlockManager:
         return self.host.array(slot)
 
     def release(self, slots: Sequence[int]) -> None:
+        """Release blocks of `find`."""
         with self._lock:
             self.book.host.release(slots)
 
@@ -189,7 +190,7 @@ class BlockManager:
     def begin(self, identities: Sequence[BlockIdentity], peer: Peer | None = None) -> LoadTicket | None:
         """Start to copy the longest prefix in slower tiers or at a peer into the host tier; None if there is none."""
         now = self._clock()
-        from_peer = peer.blocks if peer is not None and self._peers is not None else 0
+        from_peer = peer.blocks if peer is not None and self._io.peers is not None else 0
         with self._lock:
             if self._close_by is not None or self._is_exchanging:
                 return None
@@ -252,9 +253,9 @@ class BlockManager:
         """Drop all blocks. Objects stay in their store, and can be found there again."""
         with self._lock:
             self.book.clear()
-            if self._disk is not None:
+            if self._io.disk is not None:
                 try:
-                    self._disk.clear()
+                    self._io.disk.clear()
                 except OSError as error:
                     self._pause(Tier.DISK, error)
 
@@ -283,17 +284,17 @@ class BlockManager:
         for ticket in (*self._tickets, *self._begun):
             self._finish(ticket)
         self._tickets.clear()
-        self._fall_quiet()
+        self._wait_for_copies()
         self.layout = replace(self.layout, model=model)
         self.host.layout = self.layout
-        if self._disk is not None:
-            self._disk.discard()
-            self._disk = reopen_disk(self.config, self.layout, self.book)
-            if self._disk is None:
+        if self._io.disk is not None:
+            self._io.disk.discard()
+            self._io.disk = reopen_disk(self.config, self.layout, self.book)
+            if self._io.disk is None:
                 self._resume_at.pop(Tier.DISK, None)
-        if self._objects is not None:
-            self._objects = ObjectBlocks(self._objects.store, self.layout, self.config.object_timeout_s)
-        for one in (self._peers, self._server):
+        if self._io.objects is not None:
+            self._io.objects = ObjectBlocks(self._io.objects.store, self.layout, self.config.object_timeout_s)
+        for one in (self._io.peers, self._server):
             if one is not None:
                 one.reidentify(self.host)
 
@@ -367,34 +368,6 @@ class BlockManager:
                 self._working -= 1
                 self._is_quiet.notify_all()
 
-    def _write_disk(self, copies: list[TierCopy]) -> list[bool]:
-        assert self._disk is not None, "a disk tier without a disk"
-        blocks = [(copy.lower, copy.identity, self.host.padded(copy.host)) for copy in copies if copy.lower is not None]
-        try:
-            self._disk.write(sorted(blocks, key=_place))
-        except (DiskFull, OSError) as error:
-            with self._lock:
-                self.traffic.disk_write_failures += 1
-                self._pause(Tier.DISK, error)
-            return [False] * len(copies)
-        return [True] * len(copies)
-
-    def _write_objects(self, copies: list[TierCopy]) -> list[bool]:
-        assert self._objects is not None, "an object tier without a store"
-        outcomes: list[bool] = []
-        for copy in copies:
-            written = 0
-            if Tier.OBJECT not in self.book.paused:
-                try:
-                    written = self._objects.write(copy.identity, self.host.raw(copy.host))
-                    self.traffic.object_bytes_out += written
-                except ObjectFailure as error:
-                    with self._lock:
-                        self.traffic.object_write_failures += 1
-                        self._pause(Tier.OBJECT, error)
-            outcomes.append(written > 0)
-        return outcomes
-
     def _run_onboards(self) -> None:
         while True:
             with self._lock:
@@ -428,7 +401,7 @@ class BlockManager:
             limit = PEER_BATCH if tier is Tier.PEER else self.config.transfer_batch
             while ticket.copies and ticket.copies[0].tier is tier and len(part) < limit:
                 part.append(ticket.copies.popleft())
-        reads = {Tier.DISK: self._read_disk, Tier.OBJECT: self._read_objects, Tier.PEER: self._read_peer}
+        reads = {Tier.DISK: self._io.read_disk, Tier.OBJECT: self._io.read_objects, Tier.PEER: self._io.read_peer}
         outcomes: Sequence[Exception | None] = [TransferError("failed to read")] * len(part)
         with logged(logger, "failed to read blocks from %s", tier.value):  # This prompt is computed; others are served.
             outcomes = reads[tier](part, ticket)
@@ -446,78 +419,36 @@ class BlockManager:
             self._keep(ticket, came)
         return not any(outcomes)
 
-    def _read_disk(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
-        assert self._disk is not None, "a disk tier without a disk"
-        places = [(copy.lower or 0, copy.identity.sequence_hash, self.host.padded(copy.host)) for copy in part]
-        outcomes: list[Exception | None] = []
-        try:
-            outcomes += self._disk.read(places)
-        except OSError as error:
-            outcomes = [error] * len(part)
-        for copy, outcome in zip(part, outcomes, strict=True):
-            if outcome is not None:
-                self.traffic.disk_read_failures += 1
-                self._erase(copy)
-        return outcomes
-
-    def _read_peer(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
-        assert self._peers is not None, "a peer without a client for peers"
-        assert ticket.peer is not None, "a peer without an address"
-        hashes, slots = [copy.identity.sequence_hash for copy in part], [copy.host for copy in part]
-        missing: Exception = KeyError("the peer does not have the block")
-        try:
-            timeout_s = max(0.001, ticket.deadline - self._clock())
-            count = self._peers.read(ticket.peer.address, hashes, slots, timeout_s)
-        except TransferError as error:
-            logger.info("failed to copy blocks from peer %s (%s): %s", ticket.peer.address, error.kind, error)
-            self.traffic.peer_failures += 1
-            count, missing = 0, error
-        return [None if at < count else missing for at in range(len(part))]
-
-    def _erase(self, copy: TierCopy) -> None:
-        if self._disk is not None and copy.lower is not None:
-            try:
-                self._disk.erase(copy.lower)
-            except OSError as error:
-                logger.warning("failed to erase a corrupt block: %s", error)
-
-    def _read_objects(self, part: list[TierCopy], ticket: LoadTicket) -> list[Exception | None]:
-        assert self._objects is not None, "an object tier without a store"
-        outcomes: list[Exception | None] = []
-        for copy in part:
-            outcome: Exception | None = None
-            if outcomes and outcomes[-1] is not None:
-                outcome = outcomes[-1]  # Blocks after a missing one are unusable.
-            else:
-                left = max(0.001, ticket.deadline - self._clock())
-                try:
-                    count = self._objects.read(copy.identity.sequence_hash, self.host.raw(copy.host), left)
-                    self.traffic.object_bytes_in += count
-                    outcome = None if count else KeyError("no such object")
-                except (ObjectFailure, CorruptBlock) as error:
-                    self.traffic.object_read_failures += 1
-                    outcome = error
-            outcomes.append(outcome)
-        return outcomes
-
     def _lend(self, hashes: Sequence[int]) -> list[int]:
         """Hold blocks for a peer to copy."""
         with self._lock:
             return self.book.host.match(hashes)
 
+    def _write_failed(self, tier: Tier, error: Exception) -> None:
+        """Count a failed write to a tier, and pause its writes."""
+        with self._lock:
+            if tier is Tier.DISK:
+                self.traffic.disk_write_failures += 1
+            else:
+                self.traffic.object_write_failures += 1
+            self._pause(tier, error)
+
     # Called with the lock held.
 
-    def _fall_quiet(self) -> None:
+    def _wait_for_copies(self) -> None:
+        """Wait until no thread copies. Raise `ConfigError` after `QUIET_S`."""
         if not self._is_quiet.wait_for(lambda: not self._working, QUIET_S):
             raise ConfigError(f"the KV tiers still copy blocks of the former model after {QUIET_S:g} s")
 
     def _keep(self, ticket: LoadTicket, slots: list[int]) -> None:
+        """Hold blocks that arrived for a ticket, until it is ended."""
         if ticket.is_ended:
             self.book.host.release(slots)
         else:
             ticket.held += slots
 
     def _finish(self, ticket: LoadTicket) -> None:
+        """Cancel the copies of a ticket that have not begun, and mark it done."""
         for copy in ticket.copies:
             self.book.cancelled(copy)
         ticket.copies.clear()
@@ -525,16 +456,14 @@ class BlockManager:
         self._is_over.notify_all()
 
     def _pause(self, tier: Tier, error: Exception) -> None:
+        """Write nothing to a tier for `PAUSE_S`."""
         if tier not in self.book.paused:
             logger.warning("%s tier: writes paused for %.0f s: %s", tier.value, PAUSE_S, error)
         self.book.paused.add(tier)
         self._resume_at[tier] = self._clock() + PAUSE_S
 
     def _resume(self, now: float) -> None:
+        """Resume writes to the tiers whose pause is over."""
         for tier in [tier for tier, at in self._resume_at.items() if now >= at]:
             del self._resume_at[tier]
             self.book.paused.discard(tier)
-
-
-def _place(block: tuple[int, BlockIdentity, npt.NDArray[np.uint8]]) -> int:
-    return block[0]

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response
 from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.kvbm.logical.blocks import Tier
 from dynamo.kvbm.logical.pool import Pool, PoolCounts
 from dynamo.kvbm.manager import BlockManager
@@ -118,9 +119,10 @@ class MetricsServer:
 
     def __init__(self, registry: MetricsRegistry, port: int, limits: ServerLimits = SCRAPE_LIMITS) -> None:
         """Raise `StartupError` for a port that is in use."""
+        page = MetricsPage(registry)
 
         async def show_metrics(request: Request) -> Response:
-            return metrics_response(request, registry.render())
+            return await metrics_response(request, page)
 
         listener = bind("0.0.0.0", port, "DYN_KVBM_METRICS_PORT")  # noqa: S104 - scraped from other hosts
         listener.listen()  # Scrapers that connect before the thread has started wait.

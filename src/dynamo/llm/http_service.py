@@ -5,7 +5,8 @@ any model with text input, by a private runtime within the process.
 """
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.embedded import FrontendOptions, ServedFrontend, run_frontend

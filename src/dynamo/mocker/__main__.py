@@ -10,7 +10,7 @@ from dynamo.core.interpreter import paused_collections
 def main() -> int:
     """Run until a stop signal; return the exit status."""
     with paused_collections():
-        from dynamo.backend.worker import run_worker
+        from dynamo.backend.process import run_worker
         from dynamo.core.unsupported_flags import load
         from dynamo.mocker.canonical import with_extra
         from dynamo.mocker.config import UNSUPPORTED_FLAGS, MockerConfig

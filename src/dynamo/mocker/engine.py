@@ -91,7 +91,8 @@ class RankRunner:
     def let_go(self, sequence: SimulatedSequence[Reply]) -> None:
         """Release the blocks of a prompt that was computed for another worker."""
         self.simulation.let_go(sequence)
-        self._reporter.rest()
+        if self.idle.is_set():
+            self._reporter.rest()  # Otherwise the current step is reported first.
 
     def wake(self) -> None:
         """Resume stepping because there may be new work."""

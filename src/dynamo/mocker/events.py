@@ -72,7 +72,7 @@ class SimulatedStepReporter:
     def report(self, result: StepResult[Any], now_ms: float, gap_s: float) -> None:
         """Publish a step that ended at `now_ms`; `gap_s` is the time in seconds since the previous step ended."""
         if result.changes or result.host_events:
-            self._publish_cache(result)
+            self._publish_cache(result.events, result.host_events)
         self._publish_load(result.load)
         self._host.publish_forward_pass(result.forward_pass, self._simulation.dp_rank)
 
@@ -87,20 +87,23 @@ class SimulatedStepReporter:
             metrics.latency.observe((now_ms - sequence.arrived_ms) / 1000)
 
     def rest(self) -> None:
-        """Publish the load of an idle rank: the last step's load includes requests cancelled during it."""
+        """Publish the state of an idle rank: the last step's results do not include what was cancelled or released after it began."""
+        events = self._simulation.pool.events()
+        if events:
+            self._publish_cache(events, [])
         load = self._simulation.load()
         if self._published is not None and self._published != load:
             self._publish_load(load)
 
-    def _publish_cache(self, result: StepResult[Any]) -> None:
-        rank, events = self._simulation.dp_rank, result.events
+    def _publish_cache(self, events: list[KvEvent], host_events: list[KvEvent]) -> None:
+        rank = self._simulation.dp_rank
         if self._is_traced:
             _trace(events, rank, "device")
-            _trace(result.host_events, rank, HOST_TIER)
+            _trace(host_events, rank, HOST_TIER)
         if self._tells_cache:
             for event in events:
                 self._host.publish_kv_event(event, rank)
-            for event in result.host_events:
+            for event in host_events:
                 self._host.publish_kv_event(event, rank, HOST_TIER)
         if self._native_events is not None and events:
             tokens_of = self._simulation.tokens_of or {}

@@ -15,11 +15,10 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urljoin, urlsplit
 
-from blake3 import blake3
+from msgspec import Struct
 
 from dynamo.core.boundaries import Rollback
 from dynamo.core.codec import json_decode
@@ -56,8 +55,7 @@ TAKES_IMAGES = frozenset(("vision_config", "image_token_id", "image_token_index"
 _CHECKSUM = re.compile(re.escape(CHECKSUM_PREFIX) + r"([0-9a-f]{64})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLimits:
+class CacheLimits(Struct, frozen=True, kw_only=True):
     """Limits of sizes and times."""
 
     file_bytes_max: int = 1 << 30
@@ -139,6 +137,8 @@ class AssetCache:
 
     def _is_sound(self, blob: str, digest: str) -> bool:
         """Return whether the blob is cached and intact; its modification time records the use."""
+        from blake3 import blake3  # Most models have no remote files.
+
         try:
             with open(blob, "rb") as data:
                 hasher = blake3()
@@ -156,6 +156,8 @@ class AssetCache:
 
     def _download(self, file: FileReference, digest: str, blob: str) -> None:
         """Write the content to a temporary file, and rename it to the blob once its hash is verified."""
+        from blake3 import blake3  # As above.
+
         began = time.monotonic()
         handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=self._blobs)
         with Rollback(lambda: unlink_all(partial)):

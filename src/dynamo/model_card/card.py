@@ -6,11 +6,10 @@ Reading and hashing the files blocks (a 7 MB tokenizer takes about 10 ms): call 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from dynamo.core.codec import UNREADABLE
 from dynamo.core.config import setting
@@ -35,8 +34,7 @@ CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_s
 """Keys of the context length in a config.json, which depend on the architecture."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
+class ModelFiles(Struct, frozen=True):
     """Paths of a model's small files on this machine; None for a missing file."""
 
     config: str

@@ -8,8 +8,9 @@ schema. For other model families a required call is constrained to JSON (`dynamo
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.model_card import RuntimeConfig
@@ -25,8 +26,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
 """Options of structural tags and their supported values. The engine leaves reasoning unconstrained."""
 
 
-@dataclass(frozen=True, slots=True)
-class TagPolicy:
+class TagPolicy(Struct, frozen=True):
     """When tool calls are constrained to the model's own format, and how strictly."""
 
     scope: str = "auto"
@@ -84,16 +84,14 @@ class TagPolicy:
         config.structural_tag_scope, config.structural_tag_schema = self.scope, self.schema
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedTool:
+class TaggedTool(Struct, frozen=True):
     """Name of a tool and the schema of its arguments; True accepts any arguments."""
 
     name: str
     schema: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedCalls:
+class AllowedCalls(Struct, frozen=True, kw_only=True):
     """Allowed tool calls of a response."""
 
     tools: Sequence[TaggedTool]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamo.backend.config import UNSUPPORTED_WORKER_FLAGS
 from dynamo.backend.engine import LLMEngine
-from dynamo.backend.worker import run_worker
+from dynamo.backend.process import run_worker
 from dynamo.core import logging as log
 from dynamo.core.config import exit_on_config_error
 from dynamo.core.unsupported_flags import load

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.core.tasks import TaskOwner
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.controller import Controller, ReconcileResult
@@ -112,6 +113,7 @@ class Operator:
         self._election = election
         self._scope = scope or EveryNamespace()
         self.metrics = OperatorMetrics(metrics or MetricsRegistry())
+        self._page = MetricsPage(self.metrics.registry)
         self.view = ClusterView(client, namespace, self._clock)
         self.events = EventRecorder(client, COMPONENT, clock=self._clock)
         self.applier = Applier(client, self.view, self.events)
@@ -303,7 +305,7 @@ class Operator:
 
     async def _show_metrics(self, request: Request) -> Response:
         self.metrics.read(self.view, self.applier, [(one.kind, one.queue) for one in self._running])
-        return metrics_response(request, self.metrics.registry.render())
+        return await metrics_response(request, self._page)
 
 
 def _adder(queue: WorkQueue[ObjectKey]) -> Callable[[ObjectKey], None]:

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from dynamo.ops.router_modes import (
     REPEATS,
     ROUNDS,
     RouterObservation,
+    cached_blocks,
     has_device_groups,
 )
 
@@ -26,6 +28,8 @@ PREFIX_WORDS = 400  # Several blocks of any usual size.
 BUSY_TOKENS = (8192, 1024, 192)
 """Tokens of a long request: more than one of `TOKENS` takes; the first that the model's context allows."""
 BUSY_WAIT_S = 30.0
+EVENTS_S, EVENTS_POLL_S = 5.0, 0.05
+"""Longest wait for the KV events of a response, which may arrive after it."""
 TOKENS = 2
 
 
@@ -40,7 +44,9 @@ class RouterProbe:
     def observe(self, mode: str, workers: frozenset[str], devices: Mapping[str, str]) -> RouterObservation:
         """Return what the requests that a mode needs for its proof have shown; `devices` of the workers that register one."""
         if mode == "kv":
-            results = [self._send(f"{self._prefix()} Question {number}.") for number in range(REPEATS + 1)]
+            results = [self._send(f"{self._prefix()} Question 0.")]
+            self._wait_indexed(results[0])
+            results += [self._send(f"{self._prefix()} Question {number}.") for number in range(1, REPEATS + 1)]
             return RouterObservation(
                 workers=workers,
                 repeated=tuple(one.worker for one in results),
@@ -62,6 +68,19 @@ class RouterProbe:
 
     def _prefix(self) -> str:
         return " ".join(f"{self._nonce} item {number}" for number in range(PREFIX_WORDS // 3))
+
+    def _wait_indexed(self, result: ChatResult) -> None:
+        """Send the first prompt to its worker again, which alone caches it then, until a decision sees its blocks.
+
+        A router that explains no decision is not waited for.
+        """
+        ends_s = time.monotonic() + EVENTS_S
+        while result.worker and time.monotonic() < ends_s:
+            named = {"backend_instance_id": int(result.worker)}
+            explanation = self._explanation(self._send(f"{self._prefix()} Question 0.", named))
+            if not explanation or cached_blocks(explanation):
+                return
+            time.sleep(EVENTS_POLL_S)
 
     def _send(self, prompt: str, nvext: Mapping[str, Any] | None = None) -> ChatResult:
         return request_once(self._client, self._model, prompt, TOKENS, nvext)

@@ -18,26 +18,24 @@ marker is held back until that is decided. Laws, checked for every family by tes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
+
+class ContentDelta(Struct, frozen=True):
     """Text of the answer."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(Struct, frozen=True):
     """Text of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegin:
+class CallBegin(Struct, frozen=True):
     """Start of a tool call: its index in the answer, counted from 0, and the tool's complete name."""
 
     index: int
@@ -46,8 +44,7 @@ class CallBegin:
     """Id of the call in the text; most families write none."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(Struct, frozen=True):
     """Next piece of the JSON text of a call's arguments."""
 
     index: int
@@ -67,8 +64,7 @@ class Parser(Protocol):
         """Return the remaining events at the end of the text. No `feed` may follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A tool offered by the request; its schema gives the types of values for families that write none."""
 
     name: str
@@ -89,8 +85,7 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallFamily:
+class ToolCallFamily(Struct, frozen=True):
     """A format of tool calls."""
 
     name: str
@@ -103,8 +98,7 @@ class ToolCallFamily:
     aliases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningFamily:
+class ReasoningFamily(Struct, frozen=True):
     """A format of reasoning."""
 
     name: str

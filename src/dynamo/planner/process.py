@@ -9,7 +9,8 @@ from dynamo.core import logging as logs
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.config import load, setting
 from dynamo.core.errors import ConfigError, DynamoException
-from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
+from dynamo.core.metrics import MetricsRegistry
+from dynamo.core.metrics_page import MetricsPage
 from dynamo.core.parent import die_with_parent
 from dynamo.planner.config.planner_config import PROMETHEUS, DeployEnvironment, PlannerConfig, ScalingPolicy
 from dynamo.planner.config.source import load_config
@@ -208,10 +209,11 @@ def missing_roles(counts: WorkerCounts, config: PlannerConfig) -> list[str]:
 
 def metrics_routes(registry: MetricsRegistry) -> JsonRoutes:
     """Return the routes of `metric_reporting_prometheus_port`."""
-    routes = JsonRoutes()
+    routes, page = JsonRoutes(), MetricsPage(registry)
 
     async def metrics(call: HttpCall[None]) -> tuple[int, TextBody]:
-        return 200, TextBody(registry.render(), CONTENT_TYPE)
+        content_type, body = await page.respond(call.headers.get("accept", ""))
+        return 200, TextBody(body, content_type)
 
     routes.add("GET", "/metrics", metrics)
     return routes

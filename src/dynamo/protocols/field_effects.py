@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from dynamo.protocols import anthropic, embeddings, media, native, nvext, openai, responses
+from dynamo.protocols import anthropic, embeddings, media, native, nvext, openai, response_items, response_requests
 
 
 class Effect(enum.Enum):
@@ -93,11 +93,11 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
     },
     nvext.AgentHints: {"latency_sensitivity": IGNORED},
     nvext.RequestRoutingConstraints: {"required_taints": BY_ROUTERS, "preferred_taints": BY_ROUTERS},
-    responses.ResponsesPromptFields: {
+    response_requests.ResponsesPromptFields: {
         "conversation": _refused("use `previous_response_id`"),
         "personality": _refused("use `instructions`"),
     },
-    responses.ResponseRequest: {
+    response_requests.ResponseRequest: {
         "metadata": ECHOED,
         "user": ECHOED,
         "safety_identifier": ECHOED,
@@ -112,28 +112,28 @@ EFFECTS: Mapping[type[msgspec.Struct], Mapping[str, FieldEffect]] = {
         "image": _refused(),
         "access_programs": _refused(),
     },
-    responses.FunctionTool: {
+    response_requests.FunctionTool: {
         "defer_loading": _refused("for `true`"),
         "allowed_callers": _refused("without `direct`"),
         "output_schema": _refused(),
         "is_async": _refused("for `true`"),
     },
-    responses.ReasoningOptions: {
+    response_requests.ReasoningOptions: {
         "summary": _echoed("reasoning is always sent whole"),
         "generate_summary": ECHOED,
         "context": _refused("for values other than `auto`"),
         "mode": _refused("for values other than `standard`"),
     },
-    responses.ResponseStreamOptions: {"include_obfuscation": _ignored("events are never padded")},
-    responses.InputText: {"prompt_cache_breakpoint": KV_CACHE},
-    responses.InputImage: {"prompt_cache_breakpoint": KV_CACHE, "file_id": _refused("use `image_url`")},
-    responses.OutputText: {"annotations": KEPT, "logprobs": KEPT},
-    responses.Logprob: dict.fromkeys(responses.Logprob.__struct_fields__, KEPT),
-    responses.ResponseTopLogprob: dict.fromkeys(responses.ResponseTopLogprob.__struct_fields__, KEPT),
-    responses.MessageItem: {"id": KEPT, "status": KEPT, "phase": KEPT},
-    responses.FunctionCallItem: {"id": KEPT, "status": KEPT, "namespace": KEPT, "caller": KEPT, "is_async": KEPT},
-    responses.FunctionOutputItem: {"id": KEPT, "status": KEPT, "name": KEPT, "namespace": KEPT, "caller": KEPT},
-    responses.ReasoningItem: {"id": KEPT, "status": KEPT, "encrypted_content": KEPT},
+    response_requests.ResponseStreamOptions: {"include_obfuscation": _ignored("events are never padded")},
+    response_items.InputText: {"prompt_cache_breakpoint": KV_CACHE},
+    response_items.InputImage: {"prompt_cache_breakpoint": KV_CACHE, "file_id": _refused("use `image_url`")},
+    response_items.OutputText: {"annotations": KEPT, "logprobs": KEPT},
+    response_items.Logprob: dict.fromkeys(response_items.Logprob.__struct_fields__, KEPT),
+    response_items.ResponseTopLogprob: dict.fromkeys(response_items.ResponseTopLogprob.__struct_fields__, KEPT),
+    response_items.MessageItem: {"id": KEPT, "status": KEPT, "phase": KEPT},
+    response_items.FunctionCallItem: {"id": KEPT, "status": KEPT, "namespace": KEPT, "caller": KEPT, "is_async": KEPT},
+    response_items.FunctionOutputItem: {"id": KEPT, "status": KEPT, "name": KEPT, "namespace": KEPT, "caller": KEPT},
+    response_items.ReasoningItem: {"id": KEPT, "status": KEPT, "encrypted_content": KEPT},
     anthropic.AnthropicPromptFields: {
         "mcp_servers": _refused(),
         "context_management": _refused("for edits other than `clear_thinking_…`, which the chat template decides"),
@@ -196,8 +196,8 @@ SENT_WHOLE: frozenset[type[msgspec.Struct]] = frozenset(
 ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
     "POST /v1/chat/completions": openai.ChatCompletionRequest,
     "POST /v1/completions": openai.CompletionRequest,
-    "POST /v1/responses": responses.ResponseRequest,
-    "POST /v1/responses/input_tokens": responses.TokenCountRequest,
+    "POST /v1/responses": response_requests.ResponseRequest,
+    "POST /v1/responses/input_tokens": response_requests.TokenCountRequest,
     "POST /v1/messages": anthropic.MessagesRequest,
     "POST /v1/messages/count_tokens": anthropic.MessageCountRequest,
     "POST /v1/embeddings": embeddings.EmbeddingRequest,
@@ -212,7 +212,7 @@ ENDPOINTS: Mapping[str, type[msgspec.Struct]] = {
 }
 """The request type of each route that calls a model."""
 
-ITEMS: Mapping[type[msgspec.Struct], Any] = {responses.ResponsesPromptFields: responses.InputItem}
+ITEMS: Mapping[type[msgspec.Struct], Any] = {response_requests.ResponsesPromptFields: response_items.InputItem}
 """Types that are decoded later than the request that contains them."""
 
 

@@ -18,6 +18,7 @@ from dynamo.protocols.engine import (
     SamplingOptions,
     StopConditions,
 )
+from dynamo.protocols.long_lists import decode_in_parts
 from dynamo.protocols.strict import MALFORMED, fail
 
 VLLM_CAPABILITY = "vllm_inference_v1_generate"
@@ -204,6 +205,11 @@ def decode_sglang(body: bytes) -> tuple[SglangRequest, dict[str, Any]]:
 
 def decoded(body: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raise `InvalidArgument`."""
+    found = decode_in_parts(body, _decoded_at_once)
+    return _decoded_at_once(body) if found is None else found
+
+
+def _decoded_at_once(body: bytes) -> dict[str, Any]:
     try:
         fields = json_decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

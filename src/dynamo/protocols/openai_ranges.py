@@ -11,8 +11,9 @@ import binascii
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from msgspec import Struct
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError, HttpError, InvalidArgument
@@ -406,8 +407,7 @@ def _refuse(request: "CommonRequest", refusals: Sequence[Refusal]) -> None:
             _invalid(message, name)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBounds:
+class RequestBounds(Struct, frozen=True):
     """The limits of a request."""
 
     messages: int = 16_384

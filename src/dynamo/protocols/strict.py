@@ -12,6 +12,7 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 
 from dynamo.core.errors import InvalidArgument
+from dynamo.protocols.long_lists import BODY_BYTES, decode_in_parts
 
 MALFORMED = "Failed to deserialize the JSON body into the target type: "
 INVALID = "Validation: "
@@ -71,6 +72,13 @@ class StrictDecoder(Generic[S]):
 
     def decode(self, body: bytes | msgspec.Raw, where: str = "", *, ignore_unknown: bool = False) -> S:
         """Decode the value at `where` of the body. `ignore_unknown` drops unknown fields of the first level."""
+        if len(body) >= BODY_BYTES and isinstance(body, bytes | bytearray):
+            found = decode_in_parts(body, lambda short: self._decode(short, where, ignore_unknown=ignore_unknown))
+            if found is not None:
+                return found
+        return self._decode(body, where, ignore_unknown=ignore_unknown)
+
+    def _decode(self, body: bytes | msgspec.Raw, where: str, *, ignore_unknown: bool) -> S:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
@@ -79,7 +87,9 @@ class StrictDecoder(Generic[S]):
                 self._fail(text, where)
         except UNREADABLE as error:
             fail_to_read(error, where)
-        return self.decode(self._without_unknown(body, ignore_unknown=ignore_unknown))
+        return self._decode(
+            self._without_unknown(body, ignore_unknown=ignore_unknown), where, ignore_unknown=ignore_unknown
+        )
 
     def _without_unknown(self, body: bytes | msgspec.Raw, *, ignore_unknown: bool) -> bytes:
         """Return the body without unknown fields if `ignore_unknown`; otherwise raise `InvalidArgument` with their names."""

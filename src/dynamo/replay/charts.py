@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
@@ -71,11 +71,16 @@ def plot(
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
         color = COLORS[at % len(COLORS)]
         parts.append(f"<polyline fill=none stroke={color} stroke-width=1.6 points='{path}' />")
-    parts.append("</svg><div class=key>")
-    for at, name in enumerate(lines):
-        parts.append(f"<span><i style='background:{COLORS[at % len(COLORS)]}'></i>{html.escape(name)}</span>")
-    parts.append("</div>")
-    return "".join(parts)
+    return "".join(parts) + "</svg>" + _legend(lines)
+
+
+def _legend(names: Iterable[str]) -> str:
+    """Return the names of the lines with their colors."""
+    parts = (
+        f"<span><i style='background:{COLORS[at % len(COLORS)]}'></i>{html.escape(name)}</span>"
+        for at, name in enumerate(names)
+    )
+    return f"<div class=key>{''.join(parts)}</div>"
 
 
 def _head(title: str, height: float) -> str:

@@ -11,11 +11,13 @@ planner ticks, requests arrive, steps begin. A request whose worker fails is mig
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynamo.protocols.planner import Planner, ScheduledTick
-from dynamo.replay.cluster_state import ClusterState, CompletedTransfer, Happening
+from dynamo.replay.cluster_state import ClusterState, Happening, Reservation, SourcePrompt
 from dynamo.replay.fleet import DelayedCacheEvents
 from dynamo.replay.held import HeldRequests
 from dynamo.replay.lifecycle import StartingWorker
@@ -28,9 +30,13 @@ from dynamo.replay.planning import PlannerAdapter
 from dynamo.replay.request_flow import RequestFlow
 from dynamo.replay.step_flow import StepFlow
 from dynamo.replay.telemetry import TelemetrySampler
-from dynamo.replay.worker import Doing, SimulatedWorker
+from dynamo.replay.worker import Doing
 from dynamo.replay.worker_flow import WorkerFlow
 
+STEP_ENDS, BORDER_ENDS, ARRIVAL, STEP_BEGINS, QUEUE_TIMEOUT, SAMPLE = (
+    Happening.STEP_ENDS, Happening.BORDER_ENDS, Happening.ARRIVAL, Happening.STEP_BEGINS, Happening.QUEUE_TIMEOUT, Happening.SAMPLE,
+)  # fmt: skip
+"""The kinds that are compared with each event: a member of the class takes several times as long to read."""
 PROGRESS_EVENTS = 512  # Events between two progress updates.
 
 
@@ -65,26 +71,28 @@ class Cluster:
     def run(self, progress: Callable[[int, float], None] | None = None) -> RunOutcome:
         """Run to the end. `progress` is called periodically with the number of answered requests and the time in ms."""
         self._open_up()
+        state, heap = self.state, self.state.heap
+        limit_ms = math.inf if state.plan.max_sim_time_ms is None else state.plan.max_sim_time_ms
         now_ms = 0.0
         events = 0
-        while self.state.heap:
-            at_ms, kind, _, what = heapq.heappop(self.state.heap)
-            if kind is Happening.SAMPLE and len(self.state.heap) == self.state.held.is_timed and not self.state.held:
+        while heap:
+            at_ms, kind, _, what = heapq.heappop(heap)
+            if kind is SAMPLE and len(heap) == state.held.is_timed and not state.held:
                 break  # Nothing else happens: the final sample follows.
-            if kind is Happening.QUEUE_TIMEOUT and not self.state.held:
-                self.state.held.is_timed = False
+            if kind is QUEUE_TIMEOUT and not state.held:
+                state.held.is_timed = False
                 continue
-            if self.state.plan.max_sim_time_ms is not None and at_ms > self.state.plan.max_sim_time_ms:
-                self.state.outcome.unfinished = self.state.open_requests
+            if at_ms > limit_ms:
+                state.outcome.unfinished = state.open_requests
                 break
             assert at_ms >= now_ms, "an event is earlier than the current time"
             now_ms = at_ms
             self._happen(kind, what, now_ms)
             events += 1
             if progress is not None and events % PROGRESS_EVENTS == 0:
-                progress(self.state.arrived - self.state.open_requests, now_ms)
+                progress(state.arrived - state.open_requests, now_ms)
         self._close(now_ms)
-        return self.state.outcome
+        return state.outcome
 
     def validate(self) -> None:
         """Raise `AssertionError` if requests or blocks are lost or the router's state is wrong. Call only when idle."""
@@ -92,6 +100,7 @@ class Cluster:
             fleet.validate()
         assert not self.state.unplaced, "requests wait for a worker at the end"
         assert not self.state.held, "requests are queued at the end"
+        assert not self.state.reservations, "blocks are reserved at the end"
         assert self.state.open_requests == 0, "a request was lost"
         assert all(flight.finished_ms >= flight.first_ms >= flight.arrived_ms for flight in self.state.outcome.flights)
 
@@ -114,25 +123,28 @@ class Cluster:
             self.state.sampler.sample("baseline", self.state.fleets, 0, 0, 0.0)
             self.state.push(self.state.sampler.interval_ms, Happening.SAMPLE, self.state.sampler)
 
-    def _happen(self, kind: Happening, what: object, now_ms: float) -> None:
-        if kind is Happening.STEP_ENDS:
-            assert isinstance(what, tuple)
+    def _happen(self, kind: Happening, what: Any, now_ms: float) -> None:
+        if kind is STEP_ENDS:
             worker, turn = what
             if worker.turn == turn and worker.doing is not Doing.IDLE:
                 self._steps.end_step(worker, now_ms)
-        elif kind is Happening.STEP_BEGINS:
-            assert isinstance(what, SimulatedWorker)
+        elif kind is BORDER_ENDS:
+            worker, turn, border = what
+            if worker.turn == turn and worker.coast is not None:
+                self._steps.end_border(worker, border, now_ms)
+        elif kind is STEP_BEGINS:
             self._steps.begin_step(what, now_ms)
-        elif kind is Happening.ARRIVAL:
-            assert isinstance(what, tuple)
+        elif kind is ARRIVAL:
             flight, is_known = what
             if is_known:
                 self._flow.expect_arrival()
             self._flow.arrive(flight, now_ms)
         elif isinstance(what, DelayedCacheEvents):
             self.state.fleets[what.role].apply(what)
-        elif isinstance(what, CompletedTransfer):
+        elif isinstance(what, SourcePrompt):
             self._flow.let_go(what, now_ms)
+        elif isinstance(what, Reservation):
+            self._flow.receive(what, now_ms)
         elif isinstance(what, Failure):
             self._workers.fail(what, now_ms)
         elif isinstance(what, PlannedRestart):

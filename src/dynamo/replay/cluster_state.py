@@ -3,11 +3,15 @@
 import enum
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dynamo.mocker.simulation.blocks import Change
 from dynamo.mocker.simulation.sequence import SimulatedSequence
-from dynamo.replay.fleet import Fleet
+from dynamo.protocols.kv_events import KvEvent
+from dynamo.replay.coast import Coast, CompletedSteps
+from dynamo.replay.fleet import DelayedCacheEvents, Fleet
 from dynamo.replay.held import HeldRequests
 from dynamo.replay.lifecycle import WorkerLifecycle
 from dynamo.replay.load import TurnSource
@@ -18,30 +22,41 @@ from dynamo.replay.plan import ClusterPlan, Role
 from dynamo.replay.planning import PlannerAdapter
 from dynamo.replay.telemetry import TelemetrySampler
 from dynamo.replay.timeline import Timeline
-from dynamo.replay.worker import CompletedSteps, SimulatedWorker
+from dynamo.replay.worker import SimulatedWorker
 
 
 class Happening(enum.IntEnum):
     """Kinds of events, in the order in which simultaneous events are processed."""
 
     STEP_ENDS = 0
-    CACHE_EVENT = 1
-    LET_GO = 2
-    WORKER_FAILS = 3
-    WORKER_RESTARTS = 4
-    WORKER_JOINS = 5
-    PLANNER_TICKS = 6
-    ARRIVAL = 7
-    STEP_BEGINS = 8
-    QUEUE_TIMEOUT = 9
-    SAMPLE = 10
+    BORDER_ENDS = 1
+    CACHE_EVENT = 2
+    LET_GO = 3
+    WORKER_FAILS = 4
+    WORKER_RESTARTS = 5
+    WORKER_JOINS = 6
+    PLANNER_TICKS = 7
+    ARRIVAL = 8
+    STEP_BEGINS = 9
+    QUEUE_TIMEOUT = 10
+    SAMPLE = 11
 
 
-class CompletedTransfer(NamedTuple):
-    """A computed prompt on its prefill worker, which holds the blocks until the end of their transfer."""
+class SourcePrompt(NamedTuple):
+    """A prompt on its prefill worker, which holds the blocks until the end of their transfer."""
 
     worker: SimulatedWorker
     sequence: SimulatedSequence[Flight]
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A request on the decode worker that reserves blocks for its prompt before that is computed (SGLang)."""
+
+    worker: SimulatedWorker
+    sequence: SimulatedSequence[Flight]
+    prompt: SourcePrompt | None = None
+    """The prompt on its prefill worker, once it is sent there."""
 
 
 @dataclass(slots=True)
@@ -66,10 +81,12 @@ class ClusterState:
     unplaced: deque[Flight] = field(init=False, default_factory=deque)
     """Requests that wait because no worker is in service."""
     held: HeldRequests = field(init=False)
-    computed: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
+    computed: dict[str, SourcePrompt] = field(init=False, default_factory=dict)
     """Computed prompts for which no decode worker is chosen yet, by request."""
-    transfers: dict[str, CompletedTransfer] = field(init=False, default_factory=dict)
+    transfers: dict[str, SourcePrompt] = field(init=False, default_factory=dict)
     """Computed prompts whose decode worker has not reserved blocks yet, by request."""
+    reservations: dict[str, Reservation] = field(init=False, default_factory=dict)
+    """Requests whose prompts have not arrived on their decode worker, which reserves blocks first, by request."""
     arrived: int = field(init=False, default=0)
     open_requests: int = field(init=False, default=0)
     _count: int = field(init=False, default=0)
@@ -91,6 +108,15 @@ class ClusterState:
         self._count += 1
         heapq.heappush(self.heap, (at_ms, kind, self._count, what))
 
+    @property
+    def reserves_first(self) -> bool:
+        """Return whether decode workers reserve blocks before the prompts are computed: those of SGLang."""
+        return self.entry is not self.exit and self.exit.plan.limits.engine_type == "sglang"
+
+    def crosses(self) -> bool:
+        """Return whether ranks coast over steps that allocate blocks; a planner and a sampler see each of these."""
+        return self.planner is None and self.sampler is None
+
     def fleet_of(self, worker: SimulatedWorker) -> Fleet:
         """Return the pool of a worker."""
         if self.entry is self.exit or self.entry.has(worker.worker_id):
@@ -102,8 +128,11 @@ class ClusterState:
         worker.latest, worker.passes = passed.forward_pass, worker.passes + passed.steps
         if passed.forward_pass.scheduled_requests.sum_prefill_tokens:
             worker.prompts = worker.passes, passed.forward_pass
-        if worker.worker_id in fleet.serving:
+        if fleet.placement.learns and worker.worker_id in fleet.serving:
             fleet.placement.observe((worker.worker_id, worker.rank), passed.forward_pass)
+        if passed.ends:  # No prompts.
+            self.outcome.timeline.count_steps(worker.slot, passed.tokens // passed.steps, passed.ends)
+            return
         scheduled, sim = passed.forward_pass.scheduled_requests, worker.simulation
         admitted, reused = worker.tallied
         worker.tallied = sim.admitted_tokens, sim.reused_tokens
@@ -115,11 +144,38 @@ class ClusterState:
         )
         self.outcome.timeline.count(worker.slot, counts, now_ms)
 
+    def deliver(
+        self, fleet: Fleet, worker: SimulatedWorker, tier: str, events: Sequence[Change | KvEvent], now_ms: float
+    ) -> None:
+        """Deliver cache events to the placement, immediately or after the lag."""
+        if not fleet.placement.follows_caches:
+            return
+        if self.plan.event_lag_ms:
+            delayed = DelayedCacheEvents(fleet.plan.role, worker.rank_id, tier, events)
+            self.push(now_ms + self.plan.event_lag_ms, Happening.CACHE_EVENT, delayed)
+        elif worker.worker_id in fleet.serving:
+            rank_id = worker.rank_id
+            for change in events:
+                fleet.placement.apply(rank_id, change, tier)
+
     def note(self, worker: SimulatedWorker, now_ms: float) -> None:
-        """Add the worker's levels since the previous call to the timeline."""
+        """Add the worker's levels since the previous call to the timeline, and execute the step of coasting that is in progress."""
+        coast = worker.coast
+        if coast is not None:
+            while coast.crossing_ms < now_ms:
+                self.cross(worker, coast)
+        if now_ms > worker.noted_ms:
+            self._hold(worker, now_ms)
+
+    def cross(self, worker: SimulatedWorker, coast: Coast) -> None:
+        """Execute the next step of a worker's coasting that allocates blocks."""
+        if coast.crossing_ms > worker.noted_ms:
+            self._hold(worker, coast.crossing_ms)
+        worker.changes += coast.cross()
+
+    def _hold(self, worker: SimulatedWorker, now_ms: float) -> None:
         since, worker.noted_ms = worker.noted_ms, now_ms
-        if now_ms > since:
-            sim = worker.simulation
-            running = len(sim.decoding) + (sim.partial is not None)
-            waiting = len(sim.waiting) + len(sim.loading) + len(sim.loaded)
-            self.outcome.timeline.hold(worker.slot, (running, waiting, sim.pool.used), since, now_ms)
+        sim = worker.simulation
+        pool, running = sim.pool, len(sim.decoding) + (sim.partial is not None)
+        waiting = len(sim.waiting) + len(sim.loading) + len(sim.loaded)
+        self.outcome.timeline.hold(worker.slot, running, waiting, pool.held + pool.private, since, now_ms)

@@ -57,7 +57,14 @@ class Fleet:
         plan, limits = self.plan, self.plan.limits
         ranks = tuple(
             SimulatedWorker(
-                worker_id, rank, slot, limits, plan.timing_at(slot), self._seed_of(worker_id, rank), self.gaps
+                worker_id,
+                rank,
+                slot,
+                limits,
+                plan.timing_at(slot),
+                self._seed_of(worker_id, rank),
+                self.gaps,
+                self.placement.counts_answers,
             )
             for rank in range(plan.ranks)
         )
@@ -142,7 +149,8 @@ class Fleet:
             assert worker.simulation.pool.used == 0, "blocks are held without a request"
             if worker.worker_id in self.serving:
                 host = worker.simulation.host
-                caches[*worker.rank_id, DEVICE] = set(worker.simulation.pool.inactive) if caching else set()
+                readable = worker.simulation.pool.inactive if caching else ()
+                caches[*worker.rank_id, DEVICE] = {block_hash for block_hash in readable if block_hash >= 0}
                 caches[*worker.rank_id, HOST] = set() if host is None else set(host.held)
         assert not self.leaving, "a draining worker was not removed"
         self.placement.validate(caches)

@@ -77,7 +77,7 @@ class GapHistogram:
                 done = below
         if steps > done:
             bins[high] = bins.get(high, 0) + (steps - done) * count
-        mean_ms = total_ms / steps
+        mean_ms = max(total_ms / steps, SHORTEST_MS)
         spread = (most - least) ** 2 * (steps + 1) / (12 * (steps - 1)) if steps > 1 else 0.0
         self.gaps.add_many(mean_ms, spread, least, most, steps * count)
         rate, slope = 1000 / mean_ms, (1000 / mean_ms**2) ** 2

@@ -17,6 +17,9 @@ class HeldRequests:
     def __len__(self) -> int:
         return len(self._flights)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._flights
+
     def add(self, flight: Flight, now_ms: float) -> float | None:
         """Add a request; return the time of the timeout to be scheduled, if none is."""
         flight.held_ms = now_ms

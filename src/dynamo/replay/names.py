@@ -14,6 +14,9 @@ from dynamo.core.errors import ConfigError
 from dynamo.tokens.hashing import U64, packed_sequence_hashes, unpacked_hashes
 
 Hashes = NDArray[np.uint64]
+SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Constants of SplitMix64's finalizer."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Namer:
         self._engine_tokens = engine_block_tokens
         self._parts = max(1, trace_block_tokens // engine_block_tokens)
         self._joined = max(1, engine_block_tokens // trace_block_tokens)
+        self._places = np.arange(self._parts, dtype=np.uint64)
+        """Numbers of the engine's blocks in a block of the trace."""
 
     def names(self, hash_ids: Sequence[int], tokens: int) -> PromptNames:
         """Return the blocks of a prompt of `tokens` tokens. Raise `ConfigError` if there are too few hash ids."""
@@ -57,12 +62,11 @@ class Namer:
             for column in range(1, self._joined):
                 hashes = mixed(hashes ^ columns[:, column])
             return hashes
-        parts = np.arange(self._parts, dtype=np.uint64)
-        return mixed((ids[:, None] * np.uint64(self._parts) + parts).reshape(-1))
+        return mixed((ids[:, None] * np.uint64(self._parts) + self._places).reshape(-1))
 
 
 def mixed(values: Hashes) -> Hashes:
     """Return hashes of integers by the finalizer of SplitMix64, which gives different values different hashes."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> SHIFTS[0])) * FACTORS[0]
+    values = (values ^ (values >> SHIFTS[1])) * FACTORS[1]
+    return values ^ (values >> SHIFTS[2])

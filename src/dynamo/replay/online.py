@@ -155,8 +155,8 @@ class Online:
         outcome.reused_tokens += flight.cached_tokens
         computed = turn.input_tokens - flight.cached_tokens
         timeline.count(0, (turn.input_tokens, flight.cached_tokens, 0, computed), flight.first_ms)
-        timeline.hold(0, (0.0, 1.0, 0.0), flight.arrived_ms, flight.first_ms)
-        timeline.hold(0, (1.0, 0.0, 0.0), flight.first_ms, flight.finished_ms)
+        timeline.hold(0, 0, 1, 0, flight.arrived_ms, flight.first_ms)
+        timeline.hold(0, 1, 0, 0, flight.first_ms, flight.finished_ms)
         steps = max(1, round((flight.finished_ms - flight.first_ms) / self.interval_ms))
         for part in range(steps):  # Distribute tokens evenly from the first to the last.
             generated = turn.output_tokens * (part + 1) // steps - turn.output_tokens * part // steps

@@ -58,7 +58,7 @@ def router_queues(outcomes: Mapping[str, RunOutcome], rows: Mapping[str, Sequenc
         levels = Timeline(timeline.interval_ms)
         for row in of_run:
             if row.wait_ms > 0:
-                levels.hold(0, (1.0, 0.0, 0.0), row.arrival_ms, row.arrival_ms + row.wait_ms)
+                levels.hold(0, 1, 0, 0, row.arrival_ms, row.arrival_ms + row.wait_ms)
         values = levels.level("running", 0) if levels.places else []
         found[name] = _over_time(timeline, values + [0.0] * (timeline.length - len(values)))
     return found

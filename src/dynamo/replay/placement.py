@@ -4,11 +4,10 @@ All implementations receive the same events: workers, sent and finished requests
 """
 
 import random
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dynamo.core.errors import NotReady
-from dynamo.kv_router.config import RoutingConfig
+from dynamo.kv_router.config import BLOCKS_MAX, RoutingConfig
 from dynamo.kv_router.index import KvIndex
 from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import TIERS
@@ -29,8 +28,7 @@ Caches = dict[tuple[int, int, str], set[int]]
 """Cached blocks by worker, rank and tier."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(NamedTuple):
     """A request with the properties that a router may use."""
 
     request_id: str
@@ -51,6 +49,21 @@ DECODE_OVERRIDES = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "trac
 
 class PlacementPolicy(Protocol):
     """A policy that chooses workers."""
+
+    @property
+    def learns(self) -> bool:
+        """Return whether `observe` has an effect."""
+        ...
+
+    @property
+    def follows_caches(self) -> bool:
+        """Return whether `apply` has an effect."""
+        ...
+
+    @property
+    def counts_answers(self) -> bool:
+        """Return whether `apply` has an effect also for the blocks of answers, which are in no other prompt."""
+        ...
 
     @property
     def waiting(self) -> int:
@@ -81,8 +94,8 @@ class PlacementPolicy(Protocol):
         """Record the first token of a request."""
         ...
 
-    def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
-        """Record the end of a request."""
+    def finish(self, request_id: str, output_tokens: int | None, now_s: float) -> None:
+        """Record the end of a request on its worker. `output_tokens`: None if it ends there without an answer."""
         ...
 
     def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
@@ -157,6 +170,16 @@ class KvPlacement:
     def __init__(self, config: RoutingConfig, seed: int, rules: RefusalRules = NO_REFUSALS) -> None:
         self.router = Router(config, random.Random(seed), rules.profile(config))
         self._busy = BusyWorkers(rules.thresholds(), Capacity(None, None))
+        self.learns = self.router.learns  # An attribute: it is read with each event, and does not change.
+
+    @property
+    def follows_caches(self) -> bool:
+        return True
+
+    @property
+    def counts_answers(self) -> bool:
+        config = self.router.config  # `balanced` uses the number of cached blocks; a bounded index drops blocks.
+        return config.policy == "balanced" or config.blocks_max != BLOCKS_MAX
 
     @property
     def waiting(self) -> int:
@@ -199,9 +222,10 @@ class KvPlacement:
     def prefilled(self, request_id: str, now_s: float) -> None:
         self.router.prefilled(request_id, now_s)
 
-    def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
+    def finish(self, request_id: str, output_tokens: int | None, now_s: float) -> None:
         self.router.finish(request_id, now_s)
-        self.router.pace.observe_output(output_tokens)
+        if output_tokens is not None:
+            self.router.pace.observe_output(output_tokens)
 
     def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
         apply_change(self.router.index, rank_id, event, tier)
@@ -240,6 +264,18 @@ class SimplePlacement:
         """Active requests of each rank; a worker chosen without a rank uses its least busy one."""
 
     @property
+    def learns(self) -> bool:
+        return False
+
+    @property
+    def follows_caches(self) -> bool:
+        return False
+
+    @property
+    def counts_answers(self) -> bool:
+        return False
+
+    @property
     def waiting(self) -> int:
         return 0
 
@@ -267,7 +303,7 @@ class SimplePlacement:
     def prefilled(self, request_id: str, now_s: float) -> None:
         pass
 
-    def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
+    def finish(self, request_id: str, output_tokens: int | None, now_s: float) -> None:
         worker, rank = self._where.pop(request_id)
         self._busy[worker][rank] -= 1
         self._router.end(worker)

@@ -42,6 +42,18 @@ class PreblePlacement:
         self._running: dict[str, RankId] = {}
 
     @property
+    def learns(self) -> bool:
+        return False
+
+    @property
+    def follows_caches(self) -> bool:
+        return True
+
+    @property
+    def counts_answers(self) -> bool:
+        return False
+
+    @property
     def waiting(self) -> int:
         return 0
 
@@ -83,9 +95,10 @@ class PreblePlacement:
     def prefilled(self, request_id: str, now_s: float) -> None:
         pass
 
-    def finish(self, request_id: str, output_tokens: int, now_s: float) -> None:
+    def finish(self, request_id: str, output_tokens: int | None, now_s: float) -> None:
         del self._running[request_id]
-        self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
+        if output_tokens is not None:
+            self._output_tokens += 0.02 * (output_tokens - self._output_tokens)
 
     def apply(self, rank_id: RankId, event: Change | KvEvent, tier: str = DEVICE) -> None:
         apply_change(self._index, rank_id, event, tier)

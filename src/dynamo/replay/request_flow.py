@@ -1,16 +1,23 @@
-"""RequestFlow: a simulated request from its arrival to its end: placement, queue, transfer, refusal, completion."""
+"""RequestFlow: a simulated request from its arrival to its end: placement, queue, transfer, refusal, completion.
+
+    vLLM, TensorRT-LLM   prefill worker: prompt ──▶ decode worker chosen: blocks reserved ── transfer ──▶ tokens
+    SGLang               decode worker chosen: blocks reserved ──▶ prefill worker: prompt ── transfer ──▶ tokens
+
+Between reservation and transfer two workers have a request of SGLang; if one fails or refuses it, it is withdrawn from the other.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from dynamo.core.errors import ConfigError, NotReady, Overloaded
 from dynamo.mocker.simulation.sequence import SimulatedSequence
-from dynamo.replay.cluster_state import ClusterState, CompletedTransfer, Happening
+from dynamo.replay.cluster_state import ClusterState, Happening, Reservation, SourcePrompt
+from dynamo.replay.coast import CompletedSteps
 from dynamo.replay.fleet import Fleet
 from dynamo.replay.load import Due
 from dynamo.replay.outcome import Flight
-from dynamo.replay.placement import PlacementRequest, RankId
-from dynamo.replay.worker import CompletedSteps, Doing, SimulatedWorker
+from dynamo.replay.placement import DEVICE, PlacementRequest, RankId
+from dynamo.replay.worker import Doing, SimulatedWorker
 
 
 @dataclass(slots=True)
@@ -69,6 +76,7 @@ class RequestFlow:
         """End a request that the router refuses, and its session, as a client does that receives status 503 or 529."""
         flight.refusal, flight.names = reason, None
         self._computed_away(flight, now_ms)
+        self.withdraw(flight, now_ms)
         self._state.outcome.rejected.append(flight)
         self._state.outcome.failures[reason] += 1
         self._state.open_requests -= 1
@@ -92,9 +100,16 @@ class RequestFlow:
             self._refuse(flight, f"Overloaded: no worker had capacity within {seconds:g} s", now_ms)
 
     def begin(self, flight: Flight, now_ms: float) -> None:
-        """Send a request to a worker that computes its prompt, for itself or for a decode worker."""
+        """Send a request to its first worker: one that computes the prompt, or reserves blocks for it."""
         flight.sent_ms = now_ms
-        flight.is_prefilling = self._state.entry is not self._state.exit and not self._bypasses_prefill(flight, now_ms)
+        is_split = self._state.entry is not self._state.exit and not self._bypasses_prefill(flight, now_ms)
+        flight.is_reserving = is_split and self._state.reserves_first
+        flight.is_prefilling = is_split and not flight.is_reserving
+        self.place(flight, now_ms)
+
+    def prefill(self, flight: Flight, now_ms: float) -> None:
+        """Send a request whose decode worker has reserved blocks to a prefill worker."""
+        flight.is_reserving, flight.is_prefilling, flight.sent_ms = False, True, now_ms
         self.place(flight, now_ms)
 
     def _bypasses_prefill(self, flight: Flight, now_ms: float) -> bool:
@@ -121,7 +136,7 @@ class RequestFlow:
             session.session_id if len(session.turns) > 1 else None,
             turn.priority,
             turn.strict_priority,
-            is_remote=flight.key in self._state.computed,
+            is_remote=flight.is_reserving or flight.key in self._state.computed,
         )
         fleet = self._state.entry if flight.is_prefilling else self._state.exit
         try:
@@ -152,15 +167,19 @@ class RequestFlow:
 
     def _send(self, fleet: Fleet, flight: Flight, rank_id: RankId, now_ms: float) -> None:
         worker = fleet.rank(rank_id)
-        is_first = flight.placed_ms < 0
-        is_remote = flight.key in self._state.computed
+        is_first = flight.worker < 0
+        is_computed = flight.key in self._state.computed
         flight.waited_ms += now_ms - flight.sent_ms
-        if not is_remote and flight.first_ms < 0:
+        if not (is_computed or flight.is_reserving) and flight.first_ms < 0:
             flight.placed_ms = now_ms
         flight.worker, flight.slot = rank_id[0], worker.slot
         self._state.note(worker, now_ms)
-        transfer_ms = self._transfer(flight, worker) if is_remote else None
-        passed = worker.submit(flight, now_ms, transfer_ms)
+        transfer_ms = self._begin_transfer(flight, worker) if is_computed else None
+        sequence, passed = worker.submit(flight, now_ms, transfer_ms)
+        if flight.is_reserving:
+            self._state.reservations[flight.key] = Reservation(worker, sequence)
+        elif flight.is_prefilling and self._state.reserves_first:
+            self._state.reservations[flight.key].prompt = SourcePrompt(worker, sequence)
         self.expect_transfers(worker, now_ms)
         self._wake(fleet, worker, passed, now_ms)
         if is_first:
@@ -175,17 +194,21 @@ class RequestFlow:
         elif worker.doing is Doing.IDLE:
             self._state.push(now_ms, Happening.STEP_BEGINS, worker)
 
-    def _transfer(self, flight: Flight, to: SimulatedWorker) -> float:
-        """Return the duration of the KV transfer to a decode worker."""
-        tokens = flight.turn.input_tokens + flight.migrated_tokens
+    def _begin_transfer(self, flight: Flight, to: SimulatedWorker) -> float:
+        """Return the duration of the KV transfer to a decode worker that reserves blocks after the prompt is computed."""
+        cached_tokens, limits = 0, self._state.exit.plan.limits
+        if limits.transfer.only_missing and flight.names is not None:
+            cached_tokens = to.simulation.pool.match(flight.names.sequence_hashes) * limits.block_tokens
+        self._state.transfers[flight.key] = self._state.computed.pop(flight.key)
+        return self._transfer_ms(flight, cached_tokens)
+
+    def _transfer_ms(self, flight: Flight, cached_tokens: int) -> float:
+        """Return the duration of a KV transfer, and count it. `cached_tokens`: prompt tokens that the decode worker has."""
         rules = self._state.exit.plan.limits.transfer
-        if rules.only_missing and flight.names is not None:
-            limits = self._state.exit.plan.limits
-            tokens -= to.simulation.pool.match(flight.names.sequence_hashes) * limits.block_tokens
-        takes_ms = rules.transfer_ms(tokens)
+        tokens = flight.turn.input_tokens + flight.migrated_tokens
+        takes_ms = rules.transfer_ms(tokens - cached_tokens if rules.only_missing else tokens)
         self._state.outcome.transfers += 1
         self._state.outcome.transfer_ms += takes_ms
-        self._state.transfers[flight.key] = self._state.computed.pop(flight.key)
         flight.is_transferred = True
         return takes_ms
 
@@ -194,28 +217,75 @@ class RequestFlow:
         for key, ready_ms in worker.arrivals():
             self._state.push(max(now_ms, ready_ms), Happening.LET_GO, self._state.transfers.pop(key))
 
-    def let_go(self, transfer: CompletedTransfer, now_ms: float) -> None:
+    def let_go(self, prompt: SourcePrompt, now_ms: float) -> None:
         """Release a computed prompt on its prefill worker."""
-        worker, sequence = transfer
+        worker, sequence = prompt
         if not self._state.entry.has(worker.worker_id):  # The worker failed after the transfer had begun.
             return
         self._state.note(worker, now_ms)
-        passed = worker.interrupt(now_ms)
-        worker.simulation.let_go(sequence)
+        changes, passed = worker.let_go(sequence, now_ms)
+        self._state.deliver(self._state.entry, worker, DEVICE, changes, now_ms)
+        self._go_on(self._state.entry, worker, passed, now_ms)
+
+    def _go_on(self, fleet: Fleet, worker: SimulatedWorker, passed: CompletedSteps | None, now_ms: float) -> None:
+        """Wake a worker that released blocks, or remove it if it is draining and idle."""
         if passed is not None or not worker.is_quiet:
-            self._wake(self._state.entry, worker, passed, now_ms)
+            self._wake(fleet, worker, passed, now_ms)
         else:
-            self._state.lifecycle.dismiss(self._state.entry, worker, now_ms)
+            self._state.lifecycle.dismiss(fleet, worker, now_ms)
+
+    def receive(self, reservation: Reservation, now_ms: float) -> None:
+        """Deliver a transferred prompt to the decode worker that reserved blocks for it, and release it on its prefill worker."""
+        worker, sequence, prompt = reservation.worker, reservation.sequence, reservation.prompt
+        assert prompt is not None, "the prompt is not computed"
+        if self._state.reservations.get(sequence.owner.key) is reservation:  # Otherwise the decode worker failed.
+            del self._state.reservations[sequence.owner.key]
+            self._state.note(worker, now_ms)
+            self._wake(self._state.exit, worker, worker.receive(sequence, now_ms), now_ms)
+        self.let_go(prompt, now_ms)
+
+    def withdraw(self, flight: Flight, now_ms: float) -> None:
+        """Remove a request that is refused, or whose worker failed, from the other worker that has it (SGLang)."""
+        reservation = self._state.reservations.pop(flight.key, None)
+        if reservation is None:
+            return
+        self._cancel(self._state.exit, reservation.worker, reservation.sequence, now_ms)
+        if not flight.is_prefilling:  # Reserving, or being transferred: `receive` releases the prompt.
+            return
+        if reservation.prompt is not None:
+            self._cancel(self._state.entry, *reservation.prompt, now_ms)
+        elif flight.key in self._state.held:
+            self._state.held.pop(flight.key)
+            self._state.entry.placement.withdraw(flight.key)
+        elif flight in self._state.unplaced:
+            self._state.unplaced.remove(flight)
+
+    def _cancel(
+        self, fleet: Fleet, worker: SimulatedWorker, sequence: SimulatedSequence[Flight], now_ms: float
+    ) -> None:
+        """Remove a request from a worker that has not failed."""
+        if not fleet.has(worker.worker_id):
+            return
+        if fleet.is_serving(worker.worker_id):
+            fleet.placement.finish(sequence.owner.key, None, now_ms / 1000)
+        self._state.note(worker, now_ms)
+        self._go_on(fleet, worker, worker.cancel(sequence, now_ms), now_ms)
 
     def hand_over(self, worker: SimulatedWorker, sequence: SimulatedSequence[Flight], now_ms: float) -> None:
-        """Choose the decode worker of a computed prompt."""
+        """Transfer a computed prompt to the decode worker that reserved blocks for it, or choose its decode worker."""
         flight = sequence.owner
         if self._state.entry.is_serving(worker.worker_id):
             self._state.entry.placement.finish(flight.key, 1, now_ms / 1000)
         flight.is_prefilling, flight.sent_ms = False, now_ms
         flight.prefill_slot, flight.cached_tokens = worker.slot, sequence.cached_tokens
-        self._state.computed[flight.key] = CompletedTransfer(worker, sequence)
-        self.place(flight, now_ms)
+        reservation = self._state.reservations.get(flight.key)
+        if reservation is None:
+            self._state.computed[flight.key] = SourcePrompt(worker, sequence)
+            self.place(flight, now_ms)
+            return
+        flight.worker, flight.slot = reservation.worker.worker_id, reservation.worker.slot
+        takes_ms = self._transfer_ms(flight, reservation.sequence.cached_tokens)
+        self._state.push(now_ms + takes_ms, Happening.LET_GO, reservation)
 
     def finish(self, fleet: Fleet, flight: Flight, now_ms: float) -> None:
         """End an answered request, and announce the requests that follow it."""

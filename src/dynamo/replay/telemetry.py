@@ -117,7 +117,8 @@ def ranks_of(fleet: Fleet | None) -> list[dict[str, Any]]:
 def rank_state(rank: SimulatedWorker) -> dict[str, Any]:
     """Return the blocks and requests of a rank."""
     simulation = rank.simulation
-    total, active, idle = rank.limits.num_blocks, simulation.pool.used, len(simulation.pool.inactive)
+    pool = simulation.pool
+    total, active, idle = rank.limits.num_blocks, pool.used, len(pool.readable) - pool.held
     return {
         "worker_id": rank.worker_id,
         "dp_rank": rank.rank,

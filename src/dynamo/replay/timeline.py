@@ -1,5 +1,7 @@
 """Timeline: activity of each place of the cluster, aggregated over intervals."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LEVELS = ("running", "waiting", "used_blocks")
@@ -34,23 +36,24 @@ class Timeline:
             tracks.append(Track())
         return tracks[place]
 
-    def hold(self, place: int, levels: tuple[float, float, float], from_ms: float, to_ms: float) -> None:
+    def hold(self, place: int, running: float, waiting: float, used: float, from_ms: float, to_ms: float) -> None:
         """Add levels that were constant between two times."""
-        tracks, interval = self._track(place).levels, self.interval_ms
+        interval, tracks = self.interval_ms, self.tracks
+        levels = tracks[place].levels if place < len(tracks) else self._track(place).levels
         first, last = int(from_ms // interval), int(to_ms // interval)
-        running, waiting, used = tracks
-        if len(running) <= last:
-            for track in tracks:
+        if len(levels[0]) <= last:
+            for track in levels:
                 track.extend([0.0] * (last + 1 - len(track)))
         if first == last:  # Most calls: no loop.
             part = (to_ms - from_ms) / interval
-            running[first] += levels[0] * part
-            waiting[first] += levels[1] * part
-            used[first] += levels[2] * part
+            levels[0][first] += running * part
+            if waiting:
+                levels[1][first] += waiting * part
+            levels[2][first] += used * part
             return
         for at in range(first, last + 1):
             part = (min(to_ms, (at + 1) * interval) - max(from_ms, at * interval)) / interval
-            for track, level in zip(tracks, levels, strict=True):
+            for track, level in zip(levels, (running, waiting, used), strict=True):
                 track[at] += level * part
 
     def count(self, place: int, counts: tuple[int, int, int, int], at_ms: float) -> None:
@@ -65,6 +68,16 @@ class Timeline:
         reused[at] += counts[1]
         output[at] += counts[2]
         prefill[at] += counts[3]
+
+    def count_steps(self, place: int, tokens: int, ends: Sequence[float]) -> None:
+        """Add the output tokens of steps that each generate `tokens` and end at these times, in order."""
+        first, last = int(ends[0] // self.interval_ms), int(ends[-1] // self.interval_ms)
+        done = 0
+        for at in range(first, last):
+            until = bisect_left(ends, (at + 1) * self.interval_ms)
+            self.count(place, (0, 0, (until - done) * tokens, 0), at * self.interval_ms)
+            done = until
+        self.count(place, (0, 0, (len(ends) - done) * tokens, 0), ends[-1])
 
     @property
     def length(self) -> int:

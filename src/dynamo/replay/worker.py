@@ -11,26 +11,17 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from dynamo.mocker.simulation.batching import Batching
+from dynamo.mocker.simulation.blocks import Change
 from dynamo.mocker.simulation.engines import simulate
 from dynamo.mocker.simulation.rules import RankLimits
 from dynamo.mocker.simulation.sequence import SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
 from dynamo.mocker.simulation.timing import StepTimes
 from dynamo.mocker.simulation.tokens import TokenSource
-from dynamo.protocols.load import ForwardPass, ScheduledRequests
+from dynamo.protocols.load import ForwardPass
+from dynamo.replay.coast import Coast, CompletedSteps
 from dynamo.replay.gaps import GapHistogram
 from dynamo.replay.outcome import Flight
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedSteps:
-    """Completed steps."""
-
-    forward_pass: ForwardPass
-    """The mean of the steps' forward passes."""
-    steps: int
-    tokens: int
-    """Number of tokens generated for all answers."""
 
 
 class Doing(enum.Enum):
@@ -54,6 +45,8 @@ class SimulatedWorker:
     timing: StepTimes
     seed: int
     gaps: GapHistogram
+    reports_answers: bool = True
+    """Whether the placement depends on the blocks of answers, which no prompt contains. Always with a host tier."""
     simulation: Batching[Flight] = field(init=False)
     doing: Doing = field(init=False, default=Doing.IDLE)
     until_ms: float = field(init=False, default=0.0)
@@ -66,6 +59,14 @@ class SimulatedWorker:
     """Sequences without a decode step since their prompt was computed, and the time of that."""
     arriving: dict[str, SimulatedSequence[Flight]] = field(init=False, default_factory=dict)
     """Sequences whose prompts are transferred to this worker and whose arrival time is not known yet."""
+    reserving: dict[SimulatedSequence[Flight], None] = field(init=False, default_factory=dict)
+    """Sequences that have no blocks yet and whose prompts another worker computes afterwards."""
+    is_stalled: bool = field(init=False, default=False)
+    """Whether the last step did nothing and no later one does until a request or a prompt arrives, or one leaves."""
+    _is_changed: bool = field(init=False, default=False)
+    """Whether that has happened since the current step began."""
+    cancelled: set[SimulatedSequence[Flight]] = field(init=False, default_factory=set)
+    """Sequences that were cancelled in the current step, whose result may contain them."""
     decoded_ms: float = field(init=False, default=0.0)
     """End of the last decode step."""
     noted_ms: float = field(init=False, default=0.0)
@@ -76,12 +77,15 @@ class SimulatedWorker:
     prompts: tuple[int, ForwardPass] | None = field(init=False, default=None)
     """Number and figures of the last step that computed prompts, until the planner takes it."""
     passes: int = field(init=False, default=0)
-    _ends: list[float] = field(init=False, default_factory=list)
-    _since_ms: float = field(init=False, default=0.0)
+    coast: Coast | None = field(init=False, default=None)
+    """The steps of the current coasting phase."""
+    changes: list[Change] = field(init=False, default_factory=list)
+    """Changes of the cache that the placement receives at the end of the current step of a coasting phase."""
 
     def __post_init__(self) -> None:
         self.simulation = simulate(self.limits, self.timing, TokenSource(1 << 16, seed=self.seed), self.rank)
         self.simulation.is_observed = False
+        self.simulation.reports_answers = self.reports_answers or self.simulation.host is not None
 
     @property
     def rank_id(self) -> tuple[int, int]:
@@ -91,20 +95,23 @@ class SimulatedWorker:
     @property
     def is_quiet(self) -> bool:
         """Return whether the rank has no requests and holds no blocks."""
-        return self.doing is Doing.IDLE and self.simulation.is_idle and not self.simulation.kept
+        sim = self.simulation
+        return self.doing is Doing.IDLE and sim.is_idle and not sim.kept and not sim.loading
 
-    def begin(self, now_ms: float) -> bool:
-        """Begin the next activity; return False if there is no work."""
+    def begin(self, now_ms: float, *, crosses_borders: bool = False, is_direct: bool = False) -> bool:
+        """Begin the next activity; return False if there is no work. For the others see `Batching.coast_steps`."""
         assert self.doing is Doing.IDLE
-        if self.simulation.is_idle:
+        if self.reserving:
+            self.simulation.reserve(now_ms)
+        if self.simulation.is_idle or self.is_stalled:
             return False
         self.turn += 1
-        self._since_ms = now_ms
-        steps = self.simulation.steady_steps
+        steps = self.simulation.coast_steps(crosses_borders=crosses_borders, is_direct=is_direct)
         if steps > 1:
-            self._ends = self.simulation.steady_ends(now_ms, steps)
-            self.doing, self.until_ms = Doing.COASTING, self._ends[-1]
+            self.coast = Coast(self.simulation, now_ms, self.simulation.steady_ends(now_ms, steps))
+            self.doing, self.until_ms = Doing.COASTING, self.coast.ends[-1]
             return True
+        self._is_changed = False
         self.result = self.simulation.step(now_ms)
         self.real_steps += 1
         assert self.simulation.pool.free >= 0, "more blocks are held than the rank has"
@@ -117,16 +124,39 @@ class SimulatedWorker:
         if doing is Doing.STEPPING:
             result, self.result = self.result, None
             assert result is not None
+            waits = not (self._is_changed or self.simulation.has_timed_arrivals)
+            self.is_stalled = waits and self._did_nothing(result)
+            if self.cancelled:
+                result.prefilled = [one for one in result.prefilled if one not in self.cancelled]
+                result.finished = [one for one in result.finished if one not in self.cancelled]
+                self.cancelled.clear()
             return result, CompletedSteps(result.forward_pass, 1, len(result.sequences) + len(result.finished))
         if doing is Doing.COASTING:
-            return None, self._skip(len(self._ends))
+            assert self.coast is not None
+            return None, self._pass(len(self.coast.ends))
         return None, None
 
-    def submit(self, flight: Flight, now_ms: float, transfer_ms: float | None = None) -> CompletedSteps | None:
-        """Add a request and interrupt coasting (`turn` and `until_ms` change); return the steps that were completed.
+    def _did_nothing(self, result: StepResult[Flight]) -> bool:
+        """Return whether a step computed and changed nothing, as while all blocks are held for prompts that have not arrived."""
+        sim = self.simulation
+        is_busy = sim.decoding or sim.partial is not None or sim.loaded
+        return not (is_busy or result.sequences or result.finished or result.prefilled or result.changes)
 
-        `transfer_ms`: duration of the transfer of a prompt that another worker computed. It begins now on SGLang, which has
-        reserved the blocks before, and otherwise at the step that reserves them.
+    def passed(self, border: int) -> list[CompletedSteps]:
+        """Return the steps of coasting up to the executed step `border`: those before it, and that step."""
+        coast = self.coast
+        assert coast is not None
+        self._note_steps(coast, border + 1)
+        before = [coast.passed(border)] if border > coast.noted else []
+        return [*before, coast.passed(border + 1)]
+
+    def submit(
+        self, flight: Flight, now_ms: float, transfer_ms: float | None = None
+    ) -> tuple[SimulatedSequence[Flight], CompletedSteps | None]:
+        """Add a request and interrupt coasting (`turn` and `until_ms` change); return its sequence, and the steps that were completed.
+
+        `transfer_ms`: duration of the transfer of a prompt that another worker computed, from the step that reserves its blocks. The
+        prompt of a request that is `reserving` is computed afterwards.
         """
         passed = self.interrupt(now_ms)
         names, turn = flight.names, flight.turn
@@ -137,15 +167,52 @@ class SimulatedWorker:
             1 if flight.is_prefilling else turn.output_tokens - flight.migrated_tokens,
             now_ms,
             named=(names.packed, list(names.sequence_hashes)),
-            is_remote=transfer_ms is not None,
+            is_remote=flight.is_reserving or transfer_ms is not None,
             stays=flight.is_prefilling,
         )
-        if transfer_ms is not None:
-            if self.limits.engine_type == "sglang":
-                self.simulation.arrive(sequence, now_ms + transfer_ms)
-            else:
-                self.simulation.transfer(sequence, transfer_ms)
+        if flight.is_reserving:
+            self.reserving[sequence] = None
+        elif transfer_ms is not None:
+            self.simulation.transfer(sequence, transfer_ms)
             self.arriving[flight.key] = sequence
+        return sequence, passed
+
+    def reserved(self) -> list[Flight]:
+        """Return the requests for which blocks have been reserved since the last call."""
+        if not self.reserving:
+            return []
+        found = [sequence for sequence in self.reserving if sequence.state is not SequenceState.WAITING]
+        for sequence in found:
+            del self.reserving[sequence]
+        return [sequence.owner for sequence in found]
+
+    def let_go(self, sequence: SimulatedSequence[Flight], now_ms: float) -> tuple[list[Change], CompletedSteps | None]:
+        """Release a prompt that was computed for another worker.
+
+        Return the changes of the cache, which follow those of the current step if there is one, and the steps that were completed.
+        """
+        passed = self.interrupt(now_ms)
+        self.simulation.let_go(sequence)
+        changes = self.simulation.pool.changes()
+        if self.result is not None:
+            self.result.changes += changes
+            changes = []
+        return changes, passed
+
+    def receive(self, sequence: SimulatedSequence[Flight], now_ms: float) -> CompletedSteps | None:
+        """Interrupt coasting because a prompt arrives in its reserved blocks; return the steps that were completed."""
+        passed = self.interrupt(now_ms)
+        self.simulation.arrive(sequence, now_ms)
+        return passed
+
+    def cancel(self, sequence: SimulatedSequence[Flight], now_ms: float) -> CompletedSteps | None:
+        """Remove a request whose prompt is not computed and release its blocks; return the steps that were completed."""
+        passed = self.interrupt(now_ms)
+        self.simulation.cancel(sequence)
+        self.simulation.let_go(sequence)
+        self.reserving.pop(sequence, None)
+        if self.result is not None:
+            self.cancelled.add(sequence)
         return passed
 
     def arrivals(self) -> list[tuple[str, float]]:
@@ -162,9 +229,13 @@ class SimulatedWorker:
         sim, result = self.simulation, self.result
         is_cut = self.doing is Doing.STEPPING or (self.doing is Doing.RESUMING and self.until_ms > now_ms)
         if self.doing is Doing.COASTING:
-            steps = bisect_left(self._ends, now_ms)  # Completed steps only; the current one generates nothing.
-            self._note_steps(steps)
-            sim.skip(steps)
+            assert self.coast is not None
+            steps = bisect_left(self.coast.ends, now_ms)  # Completed steps only; the current one generates nothing.
+            is_cut = steps < self.coast.done  # It is executed if it is a border.
+            self._note_steps(self.coast, steps)
+            self.coast.advance(steps)
+        self.coast = None
+        self.changes.clear()
         gone: list[SimulatedSequence[Flight]] = [*sim.decoding, *([sim.partial] if sim.partial else []), *sim.waiting]
         gone += [*sim.loading, *sim.loaded]
         begun = set()
@@ -182,32 +253,37 @@ class SimulatedWorker:
                     sequence.owner.paused_ms = sequence.paused_ms if sequence.paused_ms >= 0 else last_ms
                 if sequence.owner.second_ms > now_ms:
                     sequence.owner.second_ms = -1.0
+        lost = [sequence.owner for sequence in gone if sequence not in self.cancelled]
         self.doing, self.result = Doing.IDLE, None
         self.turn += 1
-        return [sequence.owner for sequence in gone]
+        self.reserving.clear()
+        self.cancelled.clear()
+        return lost
 
     def latest_pass(self) -> ForwardPass:
         """Return the latest step, or an empty one if the rank is idle."""
         return ForwardPass() if self.latest is None or self.is_quiet else self.latest
 
     def interrupt(self, now_ms: float) -> CompletedSteps | None:
-        """Shorten coasting to the end of the current step; return the completed steps."""
+        """Shorten coasting to the end of the current step; return the completed steps. Called before every change from outside."""
+        self.is_stalled, self._is_changed = False, True
         if self.doing is not Doing.COASTING:
             return None
-        steps = min(bisect_left(self._ends, now_ms) + 1, len(self._ends))
-        self.doing, self.until_ms = Doing.RESUMING, self._ends[steps - 1]
+        assert self.coast is not None
+        steps = self.coast.begun(now_ms)
+        self.doing, self.until_ms = Doing.RESUMING, self.coast.ends[steps - 1]
         self.turn += 1
-        return self._skip(steps)
+        return self._pass(steps)
 
-    def _skip(self, steps: int) -> CompletedSteps:
-        sim = self.simulation
-        count = len(sim.decoding)
-        context = sim.context_tokens + count * (steps + 1) // 2
-        self._note_steps(steps)
-        sim.skip(steps)
-        seconds = (self._ends[steps - 1] - self._since_ms) / 1000 / steps
-        scheduled = ScheduledRequests(num_decode_requests=count, sum_decode_kv_tokens=context)
-        return CompletedSteps(ForwardPass(seconds, scheduled), steps, steps * count)
+    def _pass(self, steps: int) -> CompletedSteps:
+        """End coasting after the step number `steps`."""
+        coast, self.coast = self.coast, None
+        assert coast is not None
+        while coast.border < steps:
+            self.changes += coast.cross()
+        self._note_steps(coast, steps)
+        coast.advance(steps)
+        return coast.passed(steps)
 
     # Times between tokens.
 
@@ -244,12 +320,14 @@ class SimulatedWorker:
             self.gaps.add(now_ms - self.decoded_ms, count)
         self.decoded_ms = now_ms
 
-    def _note_steps(self, steps: int) -> None:
-        """Note the tokens of coasted steps."""
-        count, ends = len(self.simulation.decoding), self._ends
-        if steps:
+    def _note_steps(self, coast: Coast, steps: int) -> None:
+        """Note the tokens of coasted steps up to number `steps`."""
+        first, count, ends = coast.noted, len(self.simulation.decoding), coast.ends
+        if steps > first == 0:
             self._note_decode(count, ends[0])
-        if steps > 1:
-            first_ms, last_ms = ends[1] - ends[0], ends[steps - 1] - ends[steps - 2]
-            self.gaps.add_steps(first_ms, last_ms, ends[steps - 1] - ends[0], steps - 1, count)
-            self.decoded_ms = ends[steps - 1]
+            first = 1
+        if steps > first:
+            last_ms = ends[steps - 1]
+            first_ms = ends[first] - ends[first - 1]
+            self.gaps.add_steps(first_ms, last_ms - ends[steps - 2], last_ms - ends[first - 1], steps - first, count)
+            self.decoded_ms = last_ms

@@ -49,6 +49,7 @@ class WorkerFlow:
             flight.is_transferred = False
             if flight.key in self._state.transfers:  # The failed worker had not reserved blocks for it.
                 self._flow.let_go(self._state.transfers.pop(flight.key), now_ms)
+            self._flow.withdraw(flight, now_ms)
             self._flow.begin(flight, now_ms)
         self._flow.admit(fleet, now_ms)
 

@@ -5,9 +5,9 @@ serve it is busy. An unknown value (a load never published, a capacity missing o
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.load import KvMetrics
@@ -57,8 +57,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(Struct, frozen=True):
     """Capacity of a worker according to its card."""
 
     kv_blocks: int | None

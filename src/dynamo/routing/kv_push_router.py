@@ -267,7 +267,8 @@ class KvPushRouter:
         """
         began = time.perf_counter()
         route_request = self.to_route_request(request, request_id, avoid=avoid, busy=busy, metadata=metadata)
-        route_request.onward = onward or {}
+        if onward:
+            route_request.onward = onward
         return await self.place(route_request, progress, time.perf_counter() - began)
 
     async def place(self, route_request: RouteRequest, progress: RequestProgress, hashing_s: float = 0.0) -> Decision:
@@ -346,10 +347,12 @@ class KvPushRouter:
     def release(self, request_id: str) -> None:
         """Stop counting a request that ended or is chosen for again."""
         self._prefilling.pop(request_id, None)
-        self._growing.pop(request_id, None)
-        ended = self._lengths.pop(request_id, None)
-        if ended is not None and ended.tokens:
-            self.machine.pace.observe_output(ended.tokens)
+        if self._growing:
+            self._growing.pop(request_id, None)
+        if self._lengths:
+            ended = self._lengths.pop(request_id, None)
+            if ended is not None and ended.tokens:
+                self.machine.pace.observe_output(ended.tokens)
         if self.sync is not None:
             self.sync.freed(request_id)
         if self.machine.finish(request_id, self._clock.now()) and self._waiting:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from dynamo.core.metrics import Gauge, MetricsRegistry
+from dynamo.core.metrics import Gauge, Histogram, MetricsRegistry
 from dynamo.kv_events.topic import Topic
 from dynamo.kv_router.decision import Decision, Rank
 from dynamo.kv_router.queue import REFUSALS
@@ -22,6 +22,7 @@ RANK_LABELS = ("dp_rank", "worker_id", "worker_type")
 
 HASHING_BUCKETS_MS = tuple(0.001 * 2**step for step in range(15))
 OVERHEAD_BUCKETS_MS = tuple(0.01 * 3**step for step in range(17))
+BATCH = 64  # Decisions whose durations and hit rates are recorded at once, at the latest when the metrics are rendered.
 RATE_BUCKETS = tuple(step * 0.05 for step in range(21))
 LOST_BUCKETS = tuple(2.0**step for step in range(-2, 14))
 BEYOND_BUCKETS = tuple(2.0**step for step in range(12))
@@ -73,7 +74,13 @@ class KvRouterMetrics:
         self._ranks: dict[Rank, tuple[Callable[[], float], Callable[[], float]]] = {}
         """Callbacks of the gauges of each rank. A worker with several models has a router of each, whose loads are added."""
         self.overhead = OverheadMetrics(registry, router_id)
+        self._durations: list[tuple[float, float, float]] = []
+        self._rates: list[float] = []
+        """Durations and hit rates of the latest decisions. A batch is recorded at a fraction of the cost of single ones, after
+        which the processor's caches hold other data."""
         self._declare_decisions(registry)
+        for histogram in self._batched:
+            histogram.add_source(self._record)
         self._declare_ranks(registry)
         self._declare_queue(registry)
         self.silent_workers = Gauge()
@@ -242,8 +249,23 @@ class KvRouterMetrics:
     def _registered_labels(self, rank: Rank) -> dict[str, str]:
         return {"dp_rank": str(rank[1]), "router_worker_id": str(rank[0]), "worker_type": self.worker_type}
 
+    @property
+    def _batched(self) -> tuple[Histogram, ...]:
+        """Histograms that are recorded in batches."""
+        overhead = self.overhead
+        return (
+            self._hit_rate,
+            overhead.block_hashing,
+            overhead.indexer_find_matches,
+            overhead.scheduling,
+            overhead.total,
+        )
+
     def close(self) -> None:
         """Remove the series that describe present state; counters keep their last values."""
+        self._record()
+        for histogram in self._batched:
+            histogram.remove_source(self._record)
         self.set_ranks(())
         if self._model:
             for family in self._pending:
@@ -254,16 +276,29 @@ class KvRouterMetrics:
 
     def timed(self, hashing_s: float, lookup_s: float, total_s: float) -> None:
         """Record the durations of a decision that was made without waiting; `total_s` includes the other two."""
+        self._durations.append((hashing_s, lookup_s, total_s))
+        if len(self._durations) >= BATCH:
+            self._record()
+
+    def _record(self) -> None:
+        """Record the durations and hit rates of the latest decisions."""
         overhead = self.overhead
-        overhead.block_hashing.observe(hashing_s * 1e3)
-        overhead.indexer_find_matches.observe(lookup_s * 1e3)
-        overhead.scheduling.observe((total_s - hashing_s - lookup_s) * 1e3)
-        overhead.total.observe(total_s * 1e3)
+        durations, self._durations = self._durations, []
+        for hashing_s, lookup_s, total_s in durations:
+            overhead.block_hashing.observe(hashing_s * 1e3)
+            overhead.indexer_find_matches.observe(lookup_s * 1e3)
+            overhead.scheduling.observe((total_s - hashing_s - lookup_s) * 1e3)
+            overhead.total.observe(total_s * 1e3)
+        rates, self._rates = self._rates, []
+        for rate in rates:
+            self._hit_rate.observe(rate)
 
     def decided(self, decision: Decision) -> None:
         """Record the result of a decision."""
         if decision.blocks:
-            self._hit_rate.observe(min(1.0, decision.hit_rate))
+            self._rates.append(decision.hit_rate)
+            if len(self._rates) >= BATCH:
+                self._record()
         if not self._model or not decision.snapshot.prompt.device:
             return
         size, chosen, most = decision.snapshot.block_size, decision.device_blocks, decision.snapshot.deepest()

@@ -9,11 +9,11 @@ because no prefill worker is available.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from dynamo.core.codec import json_decode
 from dynamo.core.errors import ConfigError
@@ -100,8 +100,7 @@ def whole(request: PreprocessedRequest) -> PreprocessedRequest:
     return msgspec.structs.replace(request, annotations=[*request.annotations, BYPASS_REMOTE_PREFILL])
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillFacts:
+class PrefillFacts(Struct, frozen=True):
     """Input of the decision whether a request is disaggregated."""
 
     prompt_tokens: int
@@ -113,8 +112,7 @@ class PrefillFacts:
     """Fraction of the candidate decode worker's blocks in use with this request; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditional:
+class Conditional(Struct, frozen=True):
     """Conditions of `--router-conditional-disagg` under which a decode worker computes the prompt itself."""
 
     policy: str = "isl_bounding"
@@ -131,10 +129,10 @@ class Conditional:
     def read(cls, text: str | None, queue_threshold: float | None) -> "Conditional":
         """Parse the flags. Raises `ConfigError` that names the field."""
         given = json_object(text) if text is not None else {}
-        unknown = sorted(given.keys() - cls.__dataclass_fields__.keys())
+        unknown = sorted(given.keys() - set(cls.__struct_fields__))
         if unknown:
             raise ConfigError(
-                f"{CONFIG_FLAG}: {', '.join(unknown)}: expected one of {', '.join(cls.__dataclass_fields__)}"
+                f"{CONFIG_FLAG}: {', '.join(unknown)}: expected one of {', '.join(cls.__struct_fields__)}"
             )
         try:
             made = msgspec.convert(given, cls)

@@ -9,8 +9,9 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dynamo.core.clock import Clock
 from dynamo.core.codec import encode
@@ -26,8 +27,7 @@ logger = logging.getLogger(__name__)
 MARKER = "_HEALTH_CHECK"  # Key in the payload that marks a health check for the handler, as in Dynamo.
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryOptions:
+class CanaryOptions(Struct, frozen=True):
     """When an idle endpoint is checked and with which payload."""
 
     wait_s: float = 10.0

@@ -5,10 +5,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dynamo.core.amortized import AmortizedValue, LoopTurn
 from dynamo.core.codec import MSGPACK, UNREADABLE, decode, encode
@@ -84,6 +84,9 @@ class Client:
         )
         self._loop = asyncio.get_running_loop()
         self._silent = AmortizedValue(self._find_silent)
+        self._silent_now: frozenset[int] = frozenset()
+        self._silent_at: float | None = None
+        """Loop time of `_silent_now`."""
         self._instances: dict[int, Instance] = {}
         self._targets: dict[int, Target] = {}
         self._keys: dict[str, int] = {}
@@ -143,9 +146,13 @@ class Client:
 
     def unsound(self) -> frozenset[int]:
         """Return the ids of instances that failed recently or are unresponsive."""
-        inhibited = self._router.inhibited(self._loop.time())
-        silent = self._silent.get()
-        return silent.union(inhibited) if inhibited else silent
+        now = self._loop.time()
+        if (
+            now != self._silent_at
+        ):  # Requests that arrive together are routed in one turn of the loop, at one loop time.
+            self._silent_now, self._silent_at = self._silent.get(), now
+        inhibited = self._router.inhibited(now)
+        return self._silent_now.union(inhibited) if inhibited else self._silent_now
 
     def _find_silent(self) -> frozenset[int]:
         if self._watchful is None:

@@ -59,7 +59,7 @@ class HttpCall(Generic[B]):
 class TextBody:
     """A body that is not JSON."""
 
-    text: str
+    text: str | bytes
     content_type: str = TEXT_TYPE
 
 

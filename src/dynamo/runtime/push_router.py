@@ -88,6 +88,8 @@ class PushRouter:
 
     def inhibited(self, now: float) -> list[int]:
         """Return the workers that failed recently and are deprioritized."""
+        if not self._inhibited_until:
+            return []
         return [worker for worker, until in self._inhibited_until.items() if until > now]
 
     def is_inhibited(self, worker: int, now: float) -> bool:

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core import tracing
 from dynamo.core.errors import DynamoException, EngineShutdown, WorkerOverloaded, WorkerUnavailable
@@ -70,8 +70,7 @@ class EndpointMetrics:
         self._errors.labels_and(self._more, **self._values, error_type=error_type).inc()
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class ServeOptions(Struct, frozen=True):
     """Behaviour of an endpoint under load and at shutdown."""
 
     graceful_shutdown: bool = True

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.core.codec import decode
+from dynamo.core.codec import decode, encode
 from dynamo.core.errors import DynamoException, EngineShutdown, InvalidArgument, ResponseTimeout, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.runtime.context import Context
@@ -224,6 +224,13 @@ class ResponseStream:
             self._over()
             if call is not None and not self._is_stopped:
                 call.kill()
+
+
+class ItemStream(ResponseStream):
+    """Response whose elements are not decoded, for readers that decode large ones elsewhere."""
+
+    def _give(self, element: int | Item) -> Item:
+        return Item(encode(_Plain(element).data(), "msgpack")) if isinstance(element, int) else element
 
 
 class GeneratorHandler:

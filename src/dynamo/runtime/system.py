@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from dynamo.core.api_keys import ADMIN_API_KEYS, is_one_of, presented_key
 from dynamo.core.config import setting
-from dynamo.core.http_server import HttpServer, ServerLimits, plain_text
+from dynamo.core.http_server import HttpServer, ServerLimits, metrics_response, plain_text
 from dynamo.core.listening import bind
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.metrics_page import MetricsPage
@@ -95,8 +95,7 @@ class SystemServer:
         return plain_text(200 if self._health.is_ready() else 503, self._health.render())
 
     async def _show_metrics(self, request: Request) -> Response:
-        content_type, body = await self._metrics.respond(request.headers.get("accept", ""))
-        return Response(body, headers={"content-type": content_type})
+        return await metrics_response(request, self._metrics)
 
     async def _show_metadata(self, request: Request) -> Response:
         if self._records is None:

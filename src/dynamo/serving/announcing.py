@@ -4,8 +4,9 @@ Enabled by `--enable-streaming-tool-dispatch` and `--enable-streaming-reasoning-
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import CallArguments, CallBegin, Event, ReasoningDelta
@@ -15,8 +16,7 @@ from dynamo.serving.postprocessor import REASONING_FIELD, ChatChunks, TokenEntry
 REASONING_FIELDS = (REASONING_FIELD, "reasoning")
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """Incomplete tool call and reasoning of one choice."""
 
     call: ResponseToolCall | None = None
@@ -86,8 +86,7 @@ def _event(name: str, data: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), json_encode(data))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(Struct, frozen=True, kw_only=True):
     """Format of a frontend's chat responses."""
 
     reasoning_field: str = REASONING_FIELD

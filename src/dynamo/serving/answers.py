@@ -10,24 +10,36 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import Cancelled, DynamoException
+from dynamo.core.memory import free_lists
+from dynamo.core.threads import in_few_threads, start_in_few_threads
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.serving.choice import Choice, Frame
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.extras import Extras
 from dynamo.serving.generation import Generation, total_usage
 from dynamo.serving.next_turn_prefill import NextTurnPrefill
-from dynamo.serving.postprocessor import Chunks, OpenAiChunks
+from dynamo.serving.postprocessor import Chunks, OpenAiChunks, parts_of
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import IncomingRequest, ResponseStream
+from dynamo.serving.token_path import write_waiting
 from dynamo.text.answer_parsing import Reading
 
 logger = logging.getLogger(__name__)
 
-WholeBody = Callable[..., bytes]
+FREED_HERE_TOKENS = 1 << 16  # Prompts of more tokens are freed in a thread: a million takes 8 ms.
+
+JOINED_BYTES = 64 << 10
+"""Longer parts of a stream are not joined with others: 15 MB take some 10 ms."""
+
+BodyLater = Callable[[], bytes]
+"""Computes a long body, in a thread."""
+
+WholeBody = Callable[..., bytes | BodyLater]
 """Builds a unary response body from choices and usage, and from `nvext` if present."""
 
 Closed = Callable[["BaseAnswer", str, Exception | None], None]
@@ -42,49 +54,20 @@ class Flusher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[Choice] = []
+        self.queue: list[Choice] = []
+        """The choices; always the same list, to which choices may append themselves if it is not empty."""
 
     def add(self, choice: Choice) -> None:
         """Schedule a write of the choice in the current loop tick."""
-        waiting = self._waiting
-        if not waiting:
+        if not self.queue:
             self._loop.call_soon(self._flush)
-        waiting.append(choice)
+        self.queue.append(choice)
 
     def _flush(self) -> None:
-        """Write the pieces of all scheduled choices. Kept flat, because it runs for every token of every stream.
-
-        In production, tokens arrive one by one after pauses that emptied the processor's caches, so the cost is the amount
-        of memory touched (benchmarks/frontend_cpu.py, paced). Streams last written together waited equally long: their
-        gaps are observed as one.
-        """
-        waiting, self._waiting = self._waiting, []
-        now_s = time.perf_counter()
-        gaps, since_s, together = None, 0.0, 0
-        for choice in waiting:
-            answer: StreamAnswer = choice.answer  # type: ignore[assignment]  # only streamed responses, which have `flush`, add choices
-            frame, pieces = choice.frame, choice.pieces
-            if frame is None or not pieces or answer.is_over:
-                try:
-                    answer.flush(choice, now_s)
-                except Exception as error:  # noqa: BLE001 - request boundary: the other streams of this turn are written
-                    answer.fail(error)
-                continue
-            answer.exchange.write_framed(frame, pieces[0] if len(pieces) == 1 else frame.separator.join(pieces))
-            state = answer.state
-            last_s = state.written(now_s)
-            if len(pieces) == 1 and last_s == since_s and gaps is state.metrics.itl:
-                together += 1
-            else:
-                if gaps is not None:
-                    gaps.observe_many(now_s - since_s, together)
-                gaps, since_s, together = state.metrics.itl, last_s, 1
-                if len(pieces) > 1:
-                    gaps.observe_many((now_s - last_s) / len(pieces), len(pieces))
-                    gaps = None
-            pieces.clear()
-        if gaps is not None:
-            gaps.observe_many(now_s - since_s, together)
+        """Write the pieces of all scheduled choices."""
+        waiting = self.queue.copy()
+        self.queue.clear()
+        write_waiting(waiting, time.perf_counter())
 
 
 class BaseAnswer(abc.ABC):
@@ -94,6 +77,8 @@ class BaseAnswer(abc.ABC):
     """Extra fields (`nvext`) requested for the response."""
     next_turn_prefill: NextTurnPrefill | None = None
     """Prefill of the conversation's next turn, to start after the response."""
+    is_whole = False
+    """Whether the client sees nothing of the response before all of it is complete."""
     is_plain = True
     """Whether text may be written piece by piece; otherwise a parser reads all of it (`text.answer_parsing`)."""
 
@@ -114,13 +99,26 @@ class BaseAnswer(abc.ABC):
         self.generations.append(generation)
         self._open_count += 1
 
+    def drop_generations(self) -> None:
+        """Forget the engine requests of a response that is over.
+
+        Without these references it is in no cycle: its some thirty objects are freed at once, and the memory is used again
+        while it is in the processor's caches. The garbage collector would free hundreds of responses in one pause.
+        """
+        generations, self.generations = self.generations, []
+        for generation in generations:
+            generation.drop_dispatch()
+        prompts = [one.request.token_ids for one in generations]
+        if sum(map(len, prompts)) > FREED_HERE_TOKENS:
+            start_in_few_threads(partial(free_lists, prompts), "free", 1)
+
     def plan_next_turn(self, prefill: NextTurnPrefill | None) -> None:
         """Prefill the conversation's next turn after the response, if requested."""
         self.next_turn_prefill = prefill
 
     def spoke_s(self, now_s: float) -> float:
         """Return the time of the workers' last output; new tokens are dated by this call, as they are not timed one by one."""
-        tokens = sum(generation.tokens for generation in self.generations)
+        tokens = sum(generation.tokens + generation.discarded_tokens for generation in self.generations)
         if tokens != self._tokens_seen:
             self._tokens_seen, self._spoke_s = tokens, now_s
         return max(self._spoke_s, self.state.last_s, self.state.started_s)
@@ -141,12 +139,19 @@ class BaseAnswer(abc.ABC):
         if self._open_count == 0 and not self.is_over:
             self.finish_with(self.complete)
 
-    def finish_with(self, write: Callable[[], None]) -> None:
-        """Write what remains of the response and close it; an exception becomes its error."""
+    def finish_with(self, write: Callable[[], BodyLater | None]) -> None:
+        """Write what remains of the response and close it; an exception becomes its error.
+
+        If `write` returns a function, its result is the body of the response, and the response is closed after that.
+        """
         try:
-            write()
+            later = write()
         except Exception as error:  # noqa: BLE001 - request boundary: the client gets an error response, whatever failed
             self.fail(error)
+            return
+        if later is not None:
+            made = asyncio.ensure_future(in_few_threads(later, "body writing", 1))
+            made.add_done_callback(self._respond_later)
             return
         self.is_over = True
         self._closed(self, "", None)
@@ -186,9 +191,18 @@ class BaseAnswer(abc.ABC):
         finally:
             self._closed(self, error_type, error)
 
+    def _respond_later(self, made: "asyncio.Future[bytes]") -> None:
+        """Send the body that a thread has written."""
+
+        def respond() -> None:
+            cast("ResponseStream", self.exchange).respond(200, made.result())  # Only whole responses have a body.
+
+        if not self.is_over and not made.cancelled():
+            self.finish_with(respond)
+
     @abc.abstractmethod
-    def complete(self) -> None:
-        """Write the rest of the response."""
+    def complete(self) -> BodyLater | None:
+        """Write the rest of the response, or return the function that computes its body (see `finish_with`)."""
 
     @abc.abstractmethod
     def write_error(self, error: ErrorAnswer) -> None:
@@ -213,6 +227,7 @@ class UnaryAnswer(BaseAnswer):
     """Whole (unary) response."""
 
     exchange: ResponseStream
+    is_whole = True
 
     def __init__(
         self,
@@ -235,14 +250,17 @@ class UnaryAnswer(BaseAnswer):
         if not self.state.last_s:
             self.state.tokens(1, time.perf_counter())
 
-    def complete(self) -> None:
+    def complete(self) -> BodyLater | None:
         choices = self._shown(self.generations)
         usage = total_usage(self.generations)
         if self.extras is None:
-            self.exchange.respond(200, self._body(choices, usage))
+            body = self._body(choices, usage)
         else:
-            nvext = self.extras.of_whole(self.generations, choices)
-            self.exchange.respond(200, self._body(choices, usage, nvext=nvext))
+            body = self._body(choices, usage, nvext=self.extras.of_whole(self.generations, choices))
+        if not isinstance(body, bytes):
+            return body
+        self.exchange.respond(200, body)
+        return None
 
     def write_alone(self, body: bytes) -> None:
         """Write a response that no generation contributed to."""
@@ -277,13 +295,17 @@ class StreamAnswer(BaseAnswer):
         self._chunks = chunks
         self.is_plain = chunks.plain
         self._flusher = flusher
-        self.touch = flusher.add  # type: ignore[method-assign]  # saves one call per token
         self._usage = usage
         self._running_usage = running_usage
         self._tail = chunks.tail() if chunks.plain else b""
         self._has_begun = False
         self._preamble = b""
         """Events that precede everything else (annotations)."""
+
+    def add(self, generation: Generation) -> None:
+        super().add(generation)
+        for choice in generation.choices:
+            choice.join(self._flusher.queue)
 
     def precede(self, event: bytes) -> None:
         """Add an event that precedes the first chunk."""
@@ -318,14 +340,22 @@ class StreamAnswer(BaseAnswer):
             self.state.tokens(count, time.perf_counter())
         events = [self._take(choice) + self._close_choice(choice) for choice in choices]
         if self._usage:
-            events.append(self._chunks.usage(total_usage(self.generations)))
-        self.exchange.end(b"".join([*events, self._chunks.end()]))
+            events += parts_of(self._chunks.usage(total_usage(self.generations)))
+        self._end([*events, self._chunks.end()])
 
     def write_error(self, error: ErrorAnswer) -> None:
         if self.exchange.response_started:
-            self.exchange.end(self._chunks.failure(error))
+            self._end(parts_of(self._chunks.failure(error)))
         else:
             self.exchange.refuse(error)
+
+    def _end(self, parts: Sequence[bytes]) -> None:
+        """Write the last events and end the stream."""
+        if max(map(len, parts)) <= JOINED_BYTES:
+            self.exchange.end(b"".join(parts))
+        else:
+            self.exchange.write_parts(parts)
+            self.exchange.end()
 
     def _carry(self, choice: Choice, *, with_ids: bool = True, is_last: bool = False) -> None:
         """Set the usage and `nvext` of the choice's next event."""
@@ -343,13 +373,18 @@ class StreamAnswer(BaseAnswer):
         opening = b""
         if not choice.is_open:
             is_framed = choice.fast and not self._running_usage and self._decorated is None
-            choice.open(Frame(self._chunks.head(choice.index), self._tail) if is_framed else None)
+            choice.open(self._frame(choice.index) if is_framed else None)
             self._carry(choice, with_ids=False)
             opening = self._chunks.first(choice.index)
             if not self._has_begun:
                 self._has_begun = True
                 prompt_tokens = sum(len(generation.request.token_ids) for generation in self.generations)
-                opening = self._preamble + self._chunks.begin(prompt_tokens) + opening
+                begun = self._chunks.begin(prompt_tokens)
+                if isinstance(begun, bytes):
+                    opening = self._preamble + begun + opening
+                else:
+                    self.exchange.write_parts([self._preamble, *begun, opening])
+                    opening = b""
         if choice.reading is not None:
             return opening + self._take_events(choice, choice.reading)
         self._carry(choice)
@@ -362,6 +397,9 @@ class StreamAnswer(BaseAnswer):
             frame = choice.frame
             return opening + frame.head + frame.separator.join(pieces) + frame.tail
         return opening + self._chunks.head(choice.index) + b"".join(pieces) + self._chunks.tail()
+
+    def _frame(self, index: int) -> Frame:
+        return Frame(self._chunks.head(index), self._tail, self.exchange, self.state)
 
     def _take_events(self, choice: Choice, reading: Reading) -> bytes:
         events = reading.take()

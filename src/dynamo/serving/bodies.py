@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout
-from dynamo.core.errors import InvalidArgument, Overloaded, Unknown
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, ChildPoolBusy, ChildTimeout, ChildUnwanted
+from dynamo.core.errors import Cancelled, InvalidArgument, Overloaded, Unknown
 from dynamo.core.threads import in_daemon_thread, in_few_threads
 from dynamo.protocols.openai_ranges import BOUNDS_VARIABLES, request_bounds
 
@@ -52,6 +52,16 @@ async def decoded(body: bytes | bytearray, decode: Callable[[bytes], T], kind: s
     ):  # Only a child may find out that so much text is not allowed.
         await in_daemon_thread(lambda: _check(body, kind), "request body")
     return await in_few_threads(lambda: decode(given), "body", DECODING_THREADS)
+
+
+def check_slow(body: bytes | bytearray, kind: str, is_wanted: Callable[[], bool]) -> None:
+    """Decode a body that would take long in a child process; return at once for others. For callers in a thread of their own.
+
+    Raise `InvalidArgument` for a body that is invalid or beyond the limits of requests, `Overloaded` for too many large bodies,
+    and `Cancelled` soon after `is_wanted` returns False.
+    """
+    if len(body) > request_bounds().text_chars or estimated_s(body) > THREAD_S:
+        _check(body, kind, is_wanted)
 
 
 def is_short(body: bytes | bytearray) -> bool:
@@ -99,13 +109,15 @@ def _pool() -> ChildPool:
     )
 
 
-def _check(body: bytes | bytearray, kind: str) -> None:
+def _check(body: bytes | bytearray, kind: str, is_wanted: Callable[[], bool] | None = None) -> None:
     """Decode in a child process. Raise the error of the body."""
     try:
-        _pool().call((kind,), body)
+        _pool().call((kind,), body, is_wanted=is_wanted)
     except (ChildTimeout, ChildOutOfMemory):
         message = f"the body of {len(body)} bytes has too many values to be decoded"
         raise InvalidArgument(f"Validation: {message}") from None
+    except ChildUnwanted:
+        raise Cancelled("the body is no longer to be decoded") from None
     except ChildPoolBusy:
         raise Overloaded("too many large request bodies are being decoded") from None
     except ChildError as error:

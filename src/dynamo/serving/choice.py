@@ -21,11 +21,14 @@ class Touched(Protocol):
 
 
 class Frame:
-    """Fixed text around the pieces of a choice."""
+    """Fixed text around the pieces of a choice, and the response that they are written to."""
 
-    __slots__ = ("head", "separator", "size", "tail")
+    __slots__ = ("exchange", "head", "separator", "size", "state", "tail")
 
-    def __init__(self, head: bytes, tail: bytes) -> None:
+    def __init__(self, head: bytes, tail: bytes, exchange: object = None, state: object = None) -> None:
+        """`exchange` and `state` are those of the response; the compiled `token_path` reads them here."""
+        self.exchange = exchange
+        self.state = state
         self.head = head
         self.tail = tail
         self.separator = tail + head
@@ -53,6 +56,7 @@ class Choice:
         "is_plain",
         "pieces",
         "prompt_logprobs",
+        "queue",
         "reading",
         "score",
         "stop_reason",
@@ -71,6 +75,8 @@ class Choice:
     ) -> None:
         self.index = index
         self.answer = answer
+        self.queue: list[Choice] | tuple[()] = ()
+        """Choices that the response writes in this loop tick; if there are any, the choice appends itself. See `join`."""
         self.detokenizer = detokenizer
         self.fast = fast
         """Whether tokens may be looked up in the table: no stop strings, no logprobs, no parser."""
@@ -128,9 +134,16 @@ class Choice:
             if reading.feed(text) and not before:
                 self.answer.touch(self)
         elif text:
-            if not self.pieces:
+            self.add_piece(json_text(text))
+
+    def add_piece(self, piece: bytes) -> None:
+        """Add JSON-escaped text; the first since the last write puts the choice into the response's queue."""
+        if not self.pieces:
+            if self.queue:
+                self.queue.append(self)
+            else:
                 self.answer.touch(self)
-            self.pieces.append(json_text(text))
+        self.pieces.append(piece)
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
         """Handle the worker's finish reason; a choice that has ended keeps its own."""
@@ -156,6 +169,10 @@ class Choice:
         self.answer.touch(self)
 
     # What the response shows.
+
+    def join(self, queue: "list[Choice]") -> None:
+        """Set the list of choices that the response writes in a loop tick; `touch` is then called for the first one only."""
+        self.queue = queue
 
     def open(self, frame: Frame | None) -> None:
         """Record that the response has opened the choice; `frame` is the fixed text of its plain events, if any."""

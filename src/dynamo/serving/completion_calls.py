@@ -98,6 +98,7 @@ class CompletionAnswer(BaseAnswer):
         self._call = call
         self._flusher = flusher
         self._is_stream = bool(call.request.stream)
+        self.is_whole = not self._is_stream
         self.is_plain = not self._is_stream  # Pieces of plain text are JSON; a streamed call reads strings.
         self._id, self._created = COMPLETIONS.response_id(state.request_id), int(time.time())
 
@@ -172,6 +173,7 @@ class TextCompletionAnswer(ForwardedAnswer):
         super().__init__(call, state, closed, model=model, tasks=tasks, request=msgpack_encode(fields))
         self._caller = call
         self._chunks: list[dict[str, Any]] = []
+        self.is_whole = not self._is_stream
 
     def on_item(self, item: Item) -> None:
         """Handle one chunk; an item without a value is an event, which is not for callers."""
@@ -188,6 +190,9 @@ class TextCompletionAnswer(ForwardedAnswer):
             self._chunks.append(chunk)
         elif chunk["choices"]:
             self._caller.deliver(completion_of_chunk(chunk))
+
+    def start_over(self) -> None:
+        self._chunks.clear()
 
     def complete(self) -> None:
         if not self._is_stream:

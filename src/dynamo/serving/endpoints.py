@@ -1,9 +1,11 @@
 """API endpoints: the model type, chunk writer, body writer and error format of each generation endpoint."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import ChatChunks, Chunks, CompletionChunks, chat_body, completion_body
@@ -12,8 +14,7 @@ SERVICE_TIER = "default"
 """The only service tier, whichever one a request names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(Struct, frozen=True):
     """Description of one API endpoint. An endpoint whose responses repeat request fields has one per request."""
 
     endpoint: str

@@ -6,7 +6,8 @@ keys alone, the OpenAI SDK shows "status code (no body)").
 
 import functools
 import http
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dynamo.core.codec import json_encode
 from dynamo.core.config import setting
@@ -47,8 +48,7 @@ OPENAI_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
+class ErrorAnswer(Struct, frozen=True):
     """Error response for a client."""
 
     status: int

@@ -101,6 +101,15 @@ class ForwardedRequest:
 
     # Callbacks of the dispatch.
 
+    @property
+    def can_start_over(self) -> bool:
+        """Return False: its receiver has seen all output so far."""
+        return False
+
+    def start_over(self) -> None:
+        """Raise `AssertionError`: its receiver has seen the output so far."""
+        raise AssertionError("a forwarded request was started over")
+
     def broke(self, error: Exception) -> None:
         """End with the error: no other worker can take the request."""
         if not self.is_over:

@@ -1,8 +1,8 @@
 """Generation: one active engine request, from received tokens to pieces of text.
 
 A `Generation` is the receiver of one request (see `runtime.request_plane.base`). It counts tokens, turns them into
-JSON-escaped pieces of its `Choice`s, detects stop strings, and notifies its `Answer`. The token path is `on_token`: one
-list look-up and one list append. A choice with a parser (`text.answer_parsing`) has events instead of pieces.
+JSON-escaped pieces of its `Choice`s, detects stop strings, and notifies its `Answer`. Bare tokens arrive at `on_token`
+(`token_path`): one list look-up and one list append. A choice with a parser (`text.answer_parsing`) has events instead of pieces.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from dynamo.runtime.request_plane.base import Call, Item
 from dynamo.serving.choice import Choice, Touched
 from dynamo.serving.postprocessor import FINISH_REASONS, TokenEntry, alternatives
 from dynamo.serving.prefill_phase import PrefillPhase
+from dynamo.serving.token_path import on_token
 from dynamo.text.answer_parsers import AnswerReader
 from dynamo.text.detokenizer import Detokenizer, TokenTable
 
@@ -32,6 +33,9 @@ _decode = {"msgpack": msgpack_decoder(EngineOutput).decode, "json": json_decoder
 
 class Answer(Touched, Protocol):
     """Response made of generations."""
+
+    is_whole: bool
+    """Whether the client sees nothing of the response before all of it is complete."""
 
     def ended(self, generation: "Generation") -> None:
         """Handle a complete generation: each of its choices has a finish reason."""
@@ -74,7 +78,9 @@ class Generation:
         "answer",
         "call",
         "choices",
+        "discarded_tokens",
         "dispatch",
+        "echo",
         "engine_data",
         "failed_instance",
         "first_index",
@@ -97,9 +103,14 @@ class Generation:
         *,
         keeps_ids: bool = False,
         is_muted: bool = False,
+        echo: str = "",
     ) -> None:
-        """Create it. `reader` makes the parsers of the texts, if any. A muted generation discards the worker's tokens."""
+        """Create it. `reader` makes the parsers of the texts, if any. A muted generation discards the worker's tokens.
+
+        `echo` precedes every text.
+        """
         self.request = request
+        self.echo = echo
         self._reader = reader
         self._keeps_ids = keeps_ids
         self._logs_ends = request.output_options.prompt_logprobs is not None
@@ -115,6 +126,8 @@ class Generation:
         self._texts = table.text_json
         self.tokens = 0
         """Output tokens of all choices."""
+        self.discarded_tokens = 0
+        """Output tokens of attempts that were followed by another one from the beginning."""
         self.usage: CompletionUsage | None = None
         """Usage as counted by the engine, if reported."""
         self.call: Call | None = None
@@ -128,8 +141,10 @@ class Generation:
         self.dispatch: Way | None = None
         """Dispatch of the request."""
         self.hidden_stop_ids = frozenset(request.stop_conditions.stop_token_ids_hidden or ())
-        count = request.sampling_options.n or 1
-        self.choices = [self._make_choice(index) for index in range(count)]
+        self._make_choices()
+
+    def _make_choices(self) -> None:
+        self.choices = [self._make_choice(index) for index in range(self.request.sampling_options.n or 1)]
         self._choice = self.choices[0]
         self._choice.received(None)
 
@@ -153,23 +168,10 @@ class Generation:
 
     # The receiver's side of the request plane.
 
-    def on_token(self, token_id: int) -> None:
-        """Handle one token (hot path)."""
-        choice = self._choice
-        self.tokens += 1
-        if self.received_ids is not None:
-            self.received_ids.append(token_id)
-        if choice.is_plain:
-            try:
-                piece = self._texts[token_id]
-            except IndexError:
-                return
-            if piece is not None:
-                if piece:
-                    if not choice.pieces:
-                        choice.answer.touch(choice)
-                    choice.pieces.append(piece)
-                return
+    on_token = on_token
+
+    def on_slow_token(self, choice: Choice, token_id: int) -> None:
+        """Handle a token that `on_token` has counted and that is not a complete text of a plain choice."""
         if choice.finish_reason is not None:
             self.tokens -= 1  # Other choices continue; later output of this choice is neither shown nor counted.
         elif not self.is_over:
@@ -226,6 +228,10 @@ class Generation:
         """Keep all tokens from now on."""
         self.received_ids = []
 
+    def drop_dispatch(self) -> None:
+        """Forget the dispatch of a generation that is over; the two refer to each other."""
+        self.dispatch = self.call = None
+
     def excuse_worker(self) -> None:
         """Do not blame the worker of the last failure, which another one caused."""
         self.failed_instance = None
@@ -236,6 +242,29 @@ class Generation:
         if self.call is not None:
             self.call.kill()
             self.call = None
+
+    @property
+    def can_start_over(self) -> bool:
+        """Whether the output so far may be discarded, because the client has not seen any of it."""
+        return self.answer.is_whole
+
+    def start_over(self) -> None:
+        """Discard the output so far."""
+        self.discarded_tokens += self.tokens
+        self.tokens = 0
+        self.usage = None
+        self.engine_data = {}
+        self._is_cut = False
+        if self.received_ids is not None:
+            self.received_ids = []
+        self._make_choices()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin every text with the echo, if there is one."""
+        if self.echo:
+            for choice in self.choices:
+                choice.add(self.echo)
 
     def revive(self) -> None:
         """Prepare a failed generation for another worker."""
@@ -317,9 +346,7 @@ class Generation:
         if piece is None:
             self._slow(choice, token_id)
         elif piece:
-            if not choice.pieces:
-                choice.answer.touch(choice)
-            choice.pieces.append(piece)
+            choice.add_piece(piece)
 
     def _slow(self, choice: Choice, token_id: int) -> None:
         if self.is_muted:

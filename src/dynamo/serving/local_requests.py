@@ -9,8 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from dynamo.core.errors import Cancelled, ResponseTimeout
 from dynamo.serving.choice import Frame
@@ -155,8 +156,7 @@ class LocalCall(Generic[Item]):
             self.account.close()
 
 
-@dataclass(frozen=True, slots=True)
-class LocalResponse:
+class LocalResponse(Struct, frozen=True):
     """Complete response."""
 
     status: int
@@ -248,6 +248,10 @@ class LocalRequest(LocalCall[bytes]):
         *whole, self._buffer = (self._buffer + data).split(b"\n\n")
         for event in whole:
             self._add(event, len(event))
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Write events of a stream that are in parts."""
+        self.write(b"".join(parts))
 
     def write_framed(self, frame: Frame, text: bytes) -> None:
         """Write the events made of a frame and its text."""

@@ -1,40 +1,32 @@
-"""Migration: retry of a request on another worker, with the tokens received so far.
+"""Migration: dispatch of a generation to a worker, and to another one if that worker fails.
 
-Before the first token a request is simply sent again. After it, and only with `--migration-limit`, the next worker
-receives the prompt and all tokens received so far as its prompt, and accordingly reduced token limits; the client's
-stream continues without interruption. A request whose state does not follow from its tokens is not migrated
-(`obstacle_of`).
+Before the first token a request is simply sent again, and so is one of which the client has seen nothing because its
+response is not streamed. After the first token, and only with `--migration-limit`, the client's stream continues on another
+worker without interruption (`resumed_request`). `attempts` has the rules of all retries.
 
-`Attempts` has the rules of all retries. The loops that send a request again are here (generations) and in
-`prefill_router` (prefill phases), `text_models` (relayed requests) and `grpc.calls` (tensors). The deadline of a request
-is enforced for all of them by `OpenRequests.expire`, and its silence by `OpenRequests.abandon`.
+The deadline of a request is enforced by `OpenRequests.expire`, and its silence by `OpenRequests.abandon`.
 """
 
 import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import Struct
 
-from dynamo.core.backoff import Backoff
+from dynamo.core.amortized import SingleTurns
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import msgpack_encode
-from dynamo.core.errors import (
-    CannotConnect,
-    CannotResume,
-    Disconnected,
-    DynamoException,
-    StreamIncomplete,
-    WorkerUnavailable,
-)
-from dynamo.protocols.engine import RESUMED, PreprocessedRequest, Resumed, Routing
+from dynamo.core.errors import CannotConnect, CannotResume, WorkerUnavailable
+from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
+from dynamo.serving.attempts import Attempts, connection_broke, is_retryable, more_informative
 from dynamo.serving.metrics import FrontendMetrics
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.request_facts import Move
+from dynamo.serving.resumed_request import obstacle_of, resumed
 from dynamo.serving.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -44,161 +36,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SENDS_MAX = 4
-"""Maximum number of workers tried for a request without a token; more would only delay the error response."""
-
-RETRY_FIRST_S, RETRY_MAX_S = 0.1, 1.0
-"""Delay in seconds before a failed worker is retried: long enough for a connection to settle, too short to notice."""
+LONG_TOKENS = 1 << 17
+"""Tokens of a prompt whose hashes, and then whose message, take a millisecond or more: up to seven for a million tokens."""
+_LONG_TURNS = SingleTurns()
 
 
-def is_retryable(error: Exception) -> bool:
-    """Return whether another worker may succeed after this error."""
-    return isinstance(error, DynamoException) and error.retry_elsewhere
-
-
-def connection_broke(error: Exception) -> bool:
-    """Return whether the connection to a worker broke, rather than the worker: it may be tried again later."""
-    return isinstance(error, Disconnected | StreamIncomplete)
-
-
-def more_informative(error: Exception, last: Exception) -> Exception:
-    """Return the failure of the request, or the failure of its retry if that describes more than a lack of workers."""
-    return error if type(last) is WorkerUnavailable else last
-
-
-class Attempts:
-    """Attempts of one request.
-
-    A worker that failed the request is excluded while another one is left. If none is left, a worker whose connection
-    broke is admitted again after a delay: a short network failure must not end the streams of a model with a single worker.
-    """
-
-    __slots__ = ("_backoff", "_disconnected", "_migrations_left", "_sends_left", "_tokens_at_readmission", "excluded")
-
-    def __init__(self, migrations_max: int = 0) -> None:
-        """`migrations_max`: how often the request may be sent again after its first token."""
-        self.excluded: set[int] = set()
-        """Workers that failed the request."""
-        self._disconnected: set[int] = set()
-        self._sends_left = SENDS_MAX - 1
-        self._migrations_left = migrations_max
-        self._backoff: Backoff | None = None
-        self._tokens_at_readmission = 0
-
-    @property
-    def may_send_again(self) -> bool:
-        """Whether a request without a token may be sent to another worker."""
-        return self._sends_left > 0
-
-    @property
-    def may_migrate(self) -> bool:
-        """Whether a stream that has begun may continue on another worker."""
-        return self._migrations_left > 0
-
-    def count_send(self) -> None:
-        """Count a repeated send of a request without a token."""
-        self._sends_left -= 1
-
-    def count_migration(self) -> None:
-        """Count a migration of a stream, whose next worker may fail before its first token as often as the first one."""
-        self._migrations_left -= 1
-        self._sends_left = SENDS_MAX - 1
-
-    def end(self) -> None:
-        """Allow no further attempt: no worker is left."""
-        self._sends_left = self._migrations_left = 0
-
-    def exclude(self, worker_id: int, *, may_recover: bool) -> None:
-        """Exclude a worker that failed the request; `may_recover`: it may be admitted again."""
-        self.excluded.add(worker_id)
-        if may_recover:
-            self._disconnected.add(worker_id)
-
-    @property
-    def can_readmit(self) -> bool:
-        """Whether an excluded worker may be admitted again."""
-        return bool(self._disconnected)
-
-    def readmission_delay_s(self, tokens: int, fraction: float) -> float:
-        """Return the delay before `readmit`, in seconds: it doubles until the request makes progress.
-
-        `tokens` is the number of output tokens so far; `fraction` (0 to 1) chooses the jitter.
-        """
-        if self._backoff is None or tokens > self._tokens_at_readmission:
-            self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
-        self._tokens_at_readmission = tokens
-        return self._backoff.next(fraction)
-
-    def readmit(self) -> None:
-        """Admit the workers whose connection broke."""
-        self.excluded -= self._disconnected
-        self._disconnected.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationPolicy:
+class MigrationPolicy(Struct, frozen=True):
     """`--migration-limit` and `--migration-max-seq-len`."""
 
     limit: int = 0
     """Maximum number of migrations of a stream that has begun; 0 disables migration."""
     tokens_max: int | None = None
     """Maximum number of prompt and output tokens of a migrated stream."""
-
-
-def obstacle_of(request: PreprocessedRequest, *, resumes_sampling: bool) -> str | None:
-    """Return the parameter whose state does not follow from a request's tokens; None if there is none.
-
-    Engines count penalties over output tokens only, and draw one random number per output token: if the output so far
-    becomes part of the prompt, both restart, unless the engine `resumes_sampling`.
-    """
-    sampling, output = request.sampling_options, request.output_options
-    own = {} if request.extra_args is msgspec.UNSET else request.extra_args.get("sampling_options") or {}
-    is_sampled = sampling.temperature is None or sampling.temperature > 0
-    lost = {
-        "n": (sampling.n or 1) > 1,
-        "best_of": (sampling.best_of or 1) > 1,
-        "use_beam_search": bool(sampling.use_beam_search),
-        "guided_decoding": sampling.guided_decoding is not None,
-        "logprobs": output.logprobs is not None,
-        "prompt_embeds": bool(request.prompt_embeds),
-        "prompt_logprobs": output.prompt_logprobs is not None,
-        "bad_words": bool(own.get("bad_words")),
-        "presence_penalty": bool(sampling.presence_penalty) and not resumes_sampling,
-        "frequency_penalty": bool(sampling.frequency_penalty) and not resumes_sampling,
-        "seed": sampling.seed is not None and is_sampled and not resumes_sampling,
-    }
-    return next((name for name, is_lost in lost.items() if is_lost), None)
-
-
-def resumed(
-    request: PreprocessedRequest, received_ids: list[int], thinking_tokens: int = 0
-) -> PreprocessedRequest | None:
-    """Return the request that continues after the received tokens, of which `thinking_tokens` were reasoning.
-
-    None if the token limit is reached and only the end was missing.
-    """
-    stop = request.stop_conditions
-    left = None if stop.max_tokens is None else stop.max_tokens - len(received_ids)
-    if left is not None and left <= 0:
-        return None
-    least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(received_ids))
-    thoughts = stop.max_thinking_tokens
-    spent = 0 if thoughts is None else min(thinking_tokens, thoughts)
-    again = msgspec.structs.replace(
-        request,
-        token_ids=request.token_ids + received_ids,
-        stop_conditions=msgspec.structs.replace(
-            stop,
-            max_tokens=left,
-            min_tokens=least,
-            max_thinking_tokens=None if thoughts is None else thoughts - spent,
-        ),
-    )
-    sampling = request.sampling_options
-    if thoughts is not None or sampling.presence_penalty or sampling.frequency_penalty:
-        extra = {} if request.extra_args is msgspec.UNSET else request.extra_args
-        again.extra_args = {**extra, RESUMED: msgspec.to_builtins(Resumed(len(received_ids), spent))}
-    return again
 
 
 class Sent(Receiver, Protocol):
@@ -214,6 +63,13 @@ class Sent(Receiver, Protocol):
     """All tokens so far, if the request may be resumed on another worker after its first token; else None."""
     failed_instance: int | None
     """Worker on which it failed."""
+
+    @property
+    def can_start_over(self) -> bool:
+        """Whether the output so far may be discarded, because the client has not seen any of it."""
+
+    def start_over(self) -> None:
+        """Discard the output so far."""
 
     def attach(self, call: Call) -> None:
         """Set the active request to a worker."""
@@ -385,6 +241,9 @@ class Dispatch:
         """Return the worker named by the request or chosen by the KV router; None if the client's mode chooses."""
         self.release()
         request = self._outgoing_request()
+        is_long = len(request.token_ids) >= LONG_TOKENS
+        if is_long:
+            await _LONG_TURNS.take()
         found = await self._model.choose(
             self._routing_request(), self._request_id, self._generation, exclude, self._metadata
         )
@@ -394,7 +253,10 @@ class Dispatch:
         served, decision = found
         self._booked = served.kv
         self.decision = decision
-        routing = msgspec.structs.replace(request.routing or Routing(), dp_rank=decision.dp_rank)
+        if is_long:
+            await _LONG_TURNS.take()
+        routing, dp_rank = request.routing, decision.dp_rank
+        routing = Routing(dp_rank=dp_rank) if routing is None else msgspec.structs.replace(routing, dp_rank=dp_rank)
         request = msgspec.structs.replace(request, routing=routing)
         self._body = msgpack_encode(request if served.kv is None else served.kv.hinted(request, decision))
         return decision.worker_id
@@ -431,11 +293,18 @@ class Dispatch:
         generation = self._generation
         if generation.call is None or self._chosen is not None:
             return False
-        if generation.tokens == 0:
-            may_move = self._attempts.may_send_again
-        else:
-            may_move = generation.received_ids is not None and self._attempts.may_migrate and not self._is_too_long
+        may_move = self._attempts.may_send_again if generation.tokens == 0 else self._may_resume or self._may_start_over
         return may_move and self._model.has_other(frozenset(self._attempts.excluded | {generation.call.instance_id}))
+
+    @property
+    def _may_resume(self) -> bool:
+        """Whether another worker may continue after the tokens received so far."""
+        return self._generation.received_ids is not None and self._attempts.may_migrate and not self._is_too_long
+
+    @property
+    def _may_start_over(self) -> bool:
+        """Whether another worker may compute the whole response, in spite of the tokens received so far."""
+        return self._generation.can_start_over and self._attempts.may_send_again
 
     @property
     def _is_too_long(self) -> bool:
@@ -447,7 +316,7 @@ class Dispatch:
 
     def refusal(self, error: Exception) -> CannotResume | None:
         """Return the error of a broken stream that cannot migrate because of a parameter of its request."""
-        if self.obstacle is None or self._generation.tokens == 0 or not is_retryable(error):
+        if self.obstacle is None or self._generation.tokens == 0 or self._may_start_over or not is_retryable(error):
             return None
         logger.warning("request %s: stream cannot move: %s", self._request_id, self.obstacle)
         return CannotResume(f"The worker failed, and a stream with {self.obstacle} cannot continue on another worker")
@@ -458,19 +327,20 @@ class Dispatch:
             return False
         generation, attempts = self._generation, self._attempts
         name = self._model.name
-        if generation.tokens == 0:
-            if not attempts.may_send_again:
+        if generation.tokens > 0:
+            if generation.received_ids is not None and attempts.may_migrate and self._is_too_long:
+                self._metrics.migrations_too_long.labels(model=name).inc()
+            if self._may_resume:
+                attempts.count_migration()
+                self._metrics.migrations.labels(model=name, migration_type="ongoing_request").inc()
+                return True
+            if not self._may_start_over:
                 return False
-            attempts.count_send()
-            self._metrics.migrations.labels(model=name, migration_type="new_request").inc()
-            return True
-        if generation.received_ids is None or not attempts.may_migrate:
+            generation.start_over()
+        elif not attempts.may_send_again:
             return False
-        if self._is_too_long:
-            self._metrics.migrations_too_long.labels(model=name).inc()
-            return False
-        attempts.count_migration()
-        self._metrics.migrations.labels(model=name, migration_type="ongoing_request").inc()
+        attempts.count_send()
+        self._metrics.migrations.labels(model=name, migration_type="new_request").inc()
         return True
 
     async def repeat(self, error: Exception, silent_s: float = 0.0) -> None:
@@ -494,6 +364,8 @@ class Dispatch:
                     generation.end_spent()
                     return
                 self._request = again
+            else:
+                self._request = generation.request
             await self._send_on()
         except Exception as last:  # noqa: BLE001 - request boundary: the request ends with every kind of error
             outcome = "cancelled" if generation.is_over else "failure"

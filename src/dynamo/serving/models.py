@@ -7,69 +7,40 @@ no restart of the frontend).
 
 import asyncio
 import logging
-import random
 import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dynamo.core.amortized import LoopTurn
-from dynamo.core.backoff import Backoff
 from dynamo.core.codec import UNREADABLE, json_decoder
 from dynamo.core.errors import DynamoException, NotFound, NotReady
 from dynamo.core.tasks import TaskOwner
-from dynamo.core.threads import in_daemon_thread
 from dynamo.kv_events.worker_publishers import KV_METRICS_TOPIC
 from dynamo.model_card.asset_cache import AssetCache
-from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import mdc_sum
 from dynamo.protocols.discovery import MODEL_CARDS, EndpointId
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord
 from dynamo.routing.busy import Capacity, Thresholds
-from dynamo.routing.policy_file import RouterPolicy, config_of_stage
-from dynamo.routing.settings import OWN_FIELDS, DisaggregationOptions, KvRouterOptions, router_config
+from dynamo.routing.settings import DisaggregationOptions, KvRouterOptions
 from dynamo.runtime.client import unreadable_records
 from dynamo.runtime.discovery.base import Change, Delete, Put
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.push_router import RouterMode
+from dynamo.serving.card_fetches import CardFetches, needs_files
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.routed_requests import RoutedRequests
-from dynamo.serving.served_model import PARTIAL, PREFILL, ServedModel
-from dynamo.text.preparing import Timings
+from dynamo.serving.model_lookup import DEPARTED, DepartedModels, ModelAccess, check_name, choose_set
+from dynamo.serving.served_model import PREFILL, ServedModel
+from dynamo.serving.served_model_factory import ServedModelFactory
 from dynamo.text.tokenizer.choices import BACKEND_NAMES
 
 if TYPE_CHECKING:
-    from dynamo.kv_router.config import RoutingConfig
-    from dynamo.routing.python_config import WantedRouting
     from dynamo.routing.remote_indexer import ServedIndexers
     from dynamo.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-FETCH_FIRST_S, FETCH_MAX_S = 0.2, 30.0  # Delays between attempts to fetch a card's files from an unavailable worker.
-DEFAULT_BLOCK_SIZE = 16  # For a card without a block size, as upstream.
-FETCHES_MAX = 8  # Concurrent fetches: more than there are models that hang at once, fewer than would saturate the link.
 DISCOVERY_WAIT_S = 5.0  # Models that are already published should be served from the first request on.
 FETCH_SYNC_S = 4.0  # Maximum wait of the first view for the files of the cards it found.
-
-DEPARTED_S = 10.0  # By then a live worker has rewritten a lost record, and a restarted one is registered.
-DEPARTED_MAX = 1024
-MODEL_NAME_CHARS_MAX = 1024  # A longer name is neither looked up nor repeated in the error.
-DEPARTED = "Model `{name}` has no worker at the moment: the last one left just now. Please retry shortly."
-
-
-class ModelAccess(Protocol):
-    """Models that a caller may use."""
-
-    def may_use(self, model: str) -> bool:
-        """Return whether the caller may use the model."""
-
-    def require(self, model: str) -> None:
-        """Raise `HttpError` (403) for a model that the caller may not use."""
-
 
 decode_record = json_decoder(ModelRecord).decode
 
@@ -101,21 +72,24 @@ class Models:
     ) -> None:
         """`tokenizers`: the backends to try for every model (`text.tokenizer`). `workers_min`: see `ServedModel`."""
         self._runtime = runtime
-        self._disaggregation = disaggregation or DisaggregationOptions()
-        self._workers_min = workers_min
         self._assets = assets or AssetCache()
-        self._tokenizer_backends = tokenizers
         self._metrics = metrics
-        self._router_mode = router_mode
-        self._kv_options = kv_options or KvRouterOptions()
-        self._indexers = served_indexers(runtime) if self._kv_options.serve_indexer else None
+        kv_options = kv_options or KvRouterOptions()
+        self._indexers = served_indexers(runtime) if kv_options.serve_indexer else None
         """Indexes of its KV routers, served to other routers."""
-        path = self._kv_options.router_policy_config
-        self._policy = None if path is None else RouterPolicy.read(path)
         self._namespace = namespace
         self._namespace_prefix = namespace_prefix
-        self._thresholds = thresholds or Thresholds()
-        self._timings = Timings(metrics.prepared)
+        self._factory = ServedModelFactory(
+            runtime,
+            metrics,
+            self._assets,
+            tokenizers,
+            router_mode=router_mode,
+            kv_options=kv_options,
+            thresholds=thresholds or Thresholds(),
+            disaggregation=disaggregation or DisaggregationOptions(),
+            workers_min=workers_min,
+        )
         self._follow_tokenizers(metrics)
         self._unreadable = unreadable_records(metrics.registry, MODEL_CARDS)
         self._tasks = TaskOwner("models")
@@ -124,16 +98,12 @@ class Models:
         self._past: weakref.WeakKeyDictionary[ServedModel, tuple[str, str]] = weakref.WeakKeyDictionary()
         """Sets whose last worker left, with their keys, as long as streams hold them."""
         self._served: dict[str, list[ServedModel]] = {}
-        self._departed: dict[str, tuple[float, str]] = {}
-        """Names and aliases of models whose last worker left: time, and its endpoint; oldest first."""
+        self._departed = DepartedModels()
         self._synced = asyncio.Event()
-        self._fetches: dict[str, asyncio.Task[None]] = {}
-        """Task that fetches a card's files, by discovery key."""
-        self._fetched_for: dict[str, ModelRecord] = {}
-        """The records of these cards. Their workers receive no requests for other models of their endpoint."""
-        self._fetching = asyncio.Semaphore(FETCHES_MAX)
         self._applying = asyncio.Lock()
         """Serializes the application of records from the watch and from completed fetches."""
+        self._fetches = CardFetches(self._assets, self._tasks, self._applying, self._apply)
+        """Fetches of the files of cards. Their workers receive no requests for other models of their endpoint."""
 
     def _follow_tokenizers(self, metrics: FrontendMetrics) -> None:
         """Read the metrics of the tokenizers' caches when they are scraped."""
@@ -161,7 +131,7 @@ class Models:
 
     async def watch(self) -> None:
         """Watch discovery forever. After a restart, drop the models that left meanwhile."""
-        stale = {*self._keys, *self._fetches}
+        stale = {*self._keys, *self._fetches.keys}
         events: AsyncIterator[Change] = self._runtime.discovery.watch(MODEL_CARDS)
         turn = LoopTurn()
         async for event in events:
@@ -180,8 +150,7 @@ class Models:
 
     async def _settle(self) -> None:
         """Mark the first view complete when the files of its cards have been fetched or `FETCH_SYNC_S` has passed."""
-        if self._fetches:
-            await asyncio.wait(set(self._fetches.values()), timeout=FETCH_SYNC_S)
+        await self._fetches.wait(FETCH_SYNC_S)
         async with self._applying:  # A fetched card may still be loading.
             self._synced.set()
 
@@ -199,10 +168,7 @@ class Models:
         `access` is that of the caller's API key, if any. Raise `HttpError` (403) for a model that the key may not use,
         `NotFound` for one that is not served, `NotReady` if no worker serves it now.
         """
-        if len(name) > MODEL_NAME_CHARS_MAX:
-            raise NotFound(
-                f"Model not found: the name has {len(name)} characters; at most {MODEL_NAME_CHARS_MAX} are allowed"
-            )
+        check_name(name)
         sets = self._served.get(name) or [one for one in self.all_sets() if name in (one.card.model_aliases or ())]
         if access is not None:
             allowed = [one for one in sets if access.may_use(one.name)]
@@ -214,29 +180,7 @@ class Models:
         if not sets:
             listed = [one for one in sorted(self._served) if access is None or access.may_use(one)]
             raise NotFound(f"Model not found: {name!r}; served: {', '.join(listed) or 'none yet'}")
-        able = [one for one in sets if kind in one.card.model_type]
-        if not able:
-            raise NotFound(f"Model not found: {name!r} does not serve {kind.lower()}")
-        ready = [one for one in able if one.is_ready]
-        early = next((one for one in able if one.worker_ids() and not one.has_begun), None)
-        if not ready and early is not None:
-            raise NotReady(
-                f"Model `{name}` is not ready to serve requests yet. {len(early.worker_ids())} of the "
-                f"{early.workers_min} workers required at startup have registered. Please retry shortly."
-            )
-        if not ready and any(one.worker_ids() for one in able):
-            raise NotReady(
-                f"Model `{name}` is not ready to serve requests yet. It has decode workers but no prefill worker. "
-                "Please retry shortly."
-            )
-        if not ready:
-            raise NotReady(
-                f"Model `{name}` is not ready to serve requests yet. None of its workers is reachable. "
-                "Please retry shortly."
-            )
-        if len(ready) == 1:
-            return ready[0]
-        return random.choices(ready, weights=[len(one.worker_ids()) for one in ready])[0]
+        return choose_set(name, kind, sets)
 
     def has_departed(self, name: str) -> bool:
         """Return whether the model's last worker left a moment ago, and with it all others of its endpoint.
@@ -244,17 +188,10 @@ class Models:
         Its records may have been lost, or it is being restarted. A worker that still serves other models has removed this
         one on purpose, such as an unloaded adapter.
         """
-        left_at, endpoint = self._departed.get(name, (-DEPARTED_S, ""))
-        if time.monotonic() - left_at >= DEPARTED_S:
+        endpoint = self._departed.endpoint_of(name)
+        if endpoint is None:
             return False
         return all(str(one.endpoint) != endpoint for one in self.all_sets())  # A set that is loading does not count.
-
-    def _depart(self, names: Sequence[str], endpoint: str) -> None:
-        for name in names:
-            self._departed.pop(name, None)
-            self._departed[name] = time.monotonic(), endpoint
-        while len(self._departed) > DEPARTED_MAX:
-            del self._departed[next(iter(self._departed))]
 
     def served(self) -> dict[str, list[ServedModel]]:
         """Return every model with a worker by name, with its sets."""
@@ -326,11 +263,9 @@ class Models:
             return
         if not self._wants(record.namespace):
             return
-        self._stop_fetch(key)
+        self._fetches.stop(key)
         if self._must_fetch(record, checksum):
-            work = self._fetch(key, record, checksum)
-            self._fetches[key] = self._tasks.start(work, f"files of {record.card_json.display_name}")
-            self._fetched_for[key] = record
+            self._fetches.start(key, record, checksum)
             self._part(str(EndpointId(record.namespace, record.component, record.endpoint)))
             return
         async with self._applying:
@@ -340,34 +275,7 @@ class Models:
         """Return whether the card refers to files on the worker that are not fetched yet for this set."""
         endpoint = EndpointId(record.namespace, record.component, record.endpoint)
         served = self._sets.get((record.card_json.display_name, str(endpoint)))
-        return (
-            record.card_json.model_input != "Text"
-            and record.card_json.worker_type not in PARTIAL
-            and has_remote(record.card_json)
-            and (served is None or served.checksum != checksum)
-        )
-
-    async def _fetch(self, key: str, record: ModelRecord, checksum: str) -> None:
-        """Fetch the card's files, retrying until they are available, and then apply the record."""
-        name, backoff = record.card_json.display_name, Backoff(FETCH_FIRST_S, FETCH_MAX_S)
-        while True:
-            try:
-                async with self._fetching:
-                    await in_daemon_thread(partial(self._assets.localise, record.card_json), f"files of {name}")
-                break
-            except DynamoException as error:
-                logger.warning("model %s: failed to fetch its files: %s", name, error)
-            await asyncio.sleep(backoff.next(random.random()))
-        async with self._applying:
-            if self._fetches.get(key) is asyncio.current_task():
-                del self._fetches[key], self._fetched_for[key]
-                await self._apply(key, record, checksum)
-
-    def _stop_fetch(self, key: str) -> None:
-        fetch = self._fetches.pop(key, None)
-        if fetch is not None:
-            del self._fetched_for[key]
-            fetch.cancel()
+        return needs_files(record.card_json) and (served is None or served.checksum != checksum)
 
     async def _apply(self, key: str, record: ModelRecord, checksum: str) -> None:
         endpoint = EndpointId(record.namespace, record.component, record.endpoint)
@@ -409,59 +317,15 @@ class Models:
 
     async def _begin_set(self, place: tuple[str, str], endpoint: EndpointId, card: ModelDeploymentCard) -> ServedModel:
         """Create the set for the first card of its model and endpoint."""
-        from dynamo.routing.python_config import wanted_routing  # No card, no settings in it.
-
-        wanted = wanted_routing(card)
-        mode = RouterMode(wanted.mode or self._router_mode)
-        client = await self._runtime.endpoint(str(endpoint)).client(mode)
-        served = self._sets[place] = ServedModel(
-            endpoint, client, self._assets, self._timings, self._tokenizer_backends
-        )
-        thresholds = wanted.thresholds or self._thresholds
-        served.busy.thresholds = thresholds.of_prefill() if card.worker_type == PREFILL else thresholds
-        served.mode, served.workers_min = mode, self._workers_min
-        served.routed = RoutedRequests(
-            self._metrics.registry, endpoint, self._runtime.instance_id, card.display_name, card.worker_type
-        )
-        served.conditional = self._disaggregation.conditional(self._kv_options.router_queue_threshold)
-        served.never_whole = self._disaggregation.enforce_disagg or wanted.enforce_disagg
-        options = self._routing_of(card, wanted)
-        if wanted.affinity_ttl_s is not None and wanted.affinity_mode is not None:
-            options = msgspec.structs.replace(
-                options, affinity_ttl_s=wanted.affinity_ttl_s, affinity_mode=wanted.affinity_mode
-            )
-        if mode is RouterMode.KV and card.model_input == "Tokens":
-            from dynamo.routing.kv_push_router import KvPushRouter  # Not needed in the other modes.
-
-            options = config_of_stage(options, card.worker_type, self._policy, self._disaggregation)
-            profile = None if self._policy is None else self._policy.profile(card.display_name)
-            served.kv = KvPushRouter(self._runtime, endpoint, options, profile=profile, worker_type=card.worker_type)
-            await served.kv.start()
+        served = self._sets[place] = await self._factory.create(endpoint, card)
+        await self._factory.start_routing(served, card)
+        if served.kv is not None:
             await self._update_index(place[1])
-        elif options.affinity_ttl_s is not None and card.model_input == "Tokens":
-            from dynamo.routing.session_affinity import SessionAffinity
-
-            served.sessions = SessionAffinity(self._runtime, endpoint, options.affinity_ttl_s, options.affinity_mode)
-            await served.sessions.start()
         await self._watch_load(served)
         return served
 
-    def _routing_of(self, card: ModelDeploymentCard, wanted: "WantedRouting") -> "RoutingConfig":
-        """Return the KV router settings for a card's workers: the card's, except those that only the frontend decides."""
-        block_size = card.kv_cache_block_size or DEFAULT_BLOCK_SIZE
-        own = router_config(self._kv_options, block_size)
-        if wanted.kv is None:
-            return own
-        try:
-            config = wanted.kv.meaning(block_size)
-        except ValueError as error:
-            logger.warning("model %s: invalid KV router settings: %s", card.display_name, error)
-            return own
-        mine = {name: getattr(own, name) for name in OWN_FIELDS}
-        return msgspec.structs.replace(config, **mine)
-
     async def _delete(self, key: str) -> None:
-        self._stop_fetch(key)
+        self._fetches.stop(key)
         async with self._applying:
             await self._remove(key)
 
@@ -480,7 +344,7 @@ class Models:
         if not served.records:
             del self._sets[place]
             if record is not None:
-                self._depart([name, *(record[0].card_json.model_aliases or ())], place[1])
+                self._departed.add([name, *(record[0].card_json.model_aliases or ())], place[1])
         self._part(place[1])
         if served.records:
             await self._follow(place, served)
@@ -529,7 +393,7 @@ class Models:
         """Assign the workers of an endpoint to the models they serve, and exclude them from its other models."""
         sets = {name: one for (name, place), one in self._sets.items() if place == endpoint}
         instances = {name: {record.instance_id for record, _ in one.records.values()} for name, one in sets.items()}
-        for record in self._fetched_for.values():  # Its model is known, although it cannot be served yet.
+        for record in self._fetches.records:  # Its model is known, although it cannot be served yet.
             if str(EndpointId(record.namespace, record.component, record.endpoint)) == endpoint:
                 instances.setdefault(record.card_json.display_name, set()).add(record.instance_id)
         everyone = frozenset().union(*instances.values())

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo.core import tracing
 from dynamo.core.boundaries import ErrorBoundary, logged
@@ -26,9 +26,11 @@ from dynamo.serving.recent_requests import RecentRequests, facts_of
 from dynamo.serving.request_facts import RequestFacts
 from dynamo.serving.request_headers import identify, metadata_of, new_id, new_traceparent, trace_headers
 from dynamo.serving.request_state import SPAN, RequestState
-from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_stream import IncomingRequest
 from dynamo.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.serving.request_trace.trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ Request = TypeVar("Request", bound=IncomingRequest)
 class OpenRequests:
     """Requests in progress of one frontend."""
 
-    def __init__(self, metrics: FrontendMetrics, trace: RequestTrace | None) -> None:
+    def __init__(self, metrics: FrontendMetrics, trace: "RequestTrace | None") -> None:
         self.metrics = metrics
         """Metrics of the requests."""
         self.tasks = TaskOwner("pipeline")
@@ -174,6 +176,8 @@ class OpenRequests:
                 self._prefill_next_turn(answer.next_turn_prefill, answer.generations[0]), "next turn prefill"
             )
         self._report(answer, error_type, error, usage, now_s)
+        if answer.next_turn_prefill is None:
+            answer.drop_generations()
 
     @staticmethod
     def _release(answer: BaseAnswer) -> None:

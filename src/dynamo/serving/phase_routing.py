@@ -3,10 +3,10 @@
 import logging
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core.errors import DynamoException, NotReady
 from dynamo.protocols.engine import PreprocessedRequest
@@ -69,8 +69,7 @@ def computes_locally(
     return rule.bypasses(facts)
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """Decode workers that can receive the blocks of a prefill worker."""
 
     constraints: dict[str, Any] | None = None
@@ -129,7 +128,7 @@ def onward_costs(
     for taint, worker in domains.items():
         reach = reach_of(model, request, prefill, worker)
         required, preferred = constraints_of(reach.constraints)
-        onward = replace(
+        onward = msgspec.structs.replace(
             route_request,
             required_taints=required,
             preferred_taints=preferred,

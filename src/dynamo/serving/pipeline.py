@@ -7,10 +7,11 @@ that fails is retried on another worker if possible (`migration`).
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import cast
+from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import replace
 
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
@@ -44,12 +45,15 @@ from dynamo.serving.preparation import chosen_worker, prepared_of
 from dynamo.serving.relay import OnSuccess, RelayAnswer
 from dynamo.serving.request_headers import headed, new_id, with_headers
 from dynamo.serving.request_state import RequestState
-from dynamo.serving.request_trace.trace import RequestTrace
 from dynamo.serving.response_form import Form
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
 from dynamo.serving.text_models import ForwardedAnswer, TextAnswer, rewritten
 from dynamo.text.answer_parsers import PLAIN, AnswerReader
+
+if TYPE_CHECKING:
+    from dynamo.serving.request_trace.trace import RequestTrace
+
 
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 GenerationExchange = ResponseStream | CompletionCall
@@ -71,7 +75,7 @@ class Pipeline(OpenRequests):
         models: Models,
         metrics: FrontendMetrics,
         migration: MigrationPolicy | None = None,
-        trace: RequestTrace | None = None,
+        trace: "RequestTrace | None" = None,
         answers: AnswerOptions | None = None,
     ) -> None:
         super().__init__(metrics, trace)
@@ -139,6 +143,8 @@ class Pipeline(OpenRequests):
                 await answer_query(answer, model, surface, prepared[0])
                 return
             echoes = await echoes_of(model, request, prepared) if isinstance(request, CompletionRequest) else ()
+            if answer.is_over:  # The client left; what is added to a response that is over would stay in a cycle.
+                return
             self._begin_generations(answer, model, request, prepared, echoes)
             self._route(answer, model)
             await self._send(answer, model)
@@ -186,12 +192,13 @@ class Pipeline(OpenRequests):
         keeps_ids = answer.extras is not None and answer.extras.wants_token_ids
         first_index = 0
         for place, one in enumerate(prepared):
-            generation = Generation(one, table, answer, first_index, reader, keeps_ids=keeps_ids, is_muted=is_muted)
+            generation = Generation(
+                one, table, answer, first_index, reader,
+                keeps_ids=keeps_ids, is_muted=is_muted, echo=echoes[place] if echoes else "",
+            )  # fmt: skip
             first_index += len(generation.choices)
             answer.add(generation)
-            if echoes:
-                for choice in generation.choices:
-                    choice.add(echoes[place])
+            generation.begin()
 
     def _route(self, answer: BaseAnswer, model: ServedModel) -> None:
         """Give every engine request a dispatch, which chooses its workers: for each phase, and again after a failure."""
@@ -233,12 +240,13 @@ class Pipeline(OpenRequests):
             await asyncio.sleep(0)
         if answer.is_over:
             return
-        assert generation.dispatch is not None, "it is set by `_route`"
-        await generation.dispatch.send()
+        dispatch = generation.dispatch
+        assert dispatch is not None, "it is set by `_route`"
+        await dispatch.send()
         if place == 0 and answer.exchange.header(EXPLAIN) in YES:
             answer.exchange.header_bytes += explanation_of(generation)
         if generation.call is not None:
-            decision = generation.dispatch.decision
+            decision = dispatch.decision
             dp_rank = None if decision is None else decision.dp_rank
             answer.state.sent_to(generation.call.instance_id, place, dp_rank)
 
@@ -375,6 +383,7 @@ class Pipeline(OpenRequests):
         if refusal is not None:
             cast(BaseAnswer, generation.answer).fail(refusal)
             return True
+        tokens = generation.tokens
         if not dispatch.may_repeat(error):
             return False
         generation.revive()
@@ -382,7 +391,7 @@ class Pipeline(OpenRequests):
         state = answer.state
         if state.routes:
             part = answer.generations.index(generation)
-            state.moved(part, generation.failed_instance, error, generation.tokens)
+            state.moved(part, generation.failed_instance, error, tokens)
         silent_s = state.last_s if state.request_type == "stream" else 0.0
         self.tasks.start(dispatch.repeat(error, silent_s), "retry")
         return True

@@ -58,6 +58,15 @@ class TokenEntry:
         self.top = top
 
 
+Written = bytes | list[bytes]
+"""Events of a stream; those that repeat a long request are a list of parts, which are not joined on the event loop."""
+
+
+def parts_of(written: Written) -> list[bytes]:
+    """Return events as a list of parts."""
+    return [written] if isinstance(written, bytes) else written
+
+
 class Chunks(Protocol):
     """Writer of one streamed response; it may keep state between calls."""
 
@@ -69,7 +78,7 @@ class Chunks(Protocol):
     def count(self, usage: CompletionUsage) -> bytes:
         """Return the running usage as JSON of the format."""
 
-    def begin(self, prompt_tokens: int) -> bytes:
+    def begin(self, prompt_tokens: int) -> Written:
         """Return the events before all choices; often empty."""
 
     def head(self, index: int) -> bytes:
@@ -96,13 +105,13 @@ class Chunks(Protocol):
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """Return the last event of choice `index`; `stop_reason` is the stop string or token id that ended it."""
 
-    def usage(self, usage: CompletionUsage) -> bytes:
+    def usage(self, usage: CompletionUsage) -> Written:
         """Return the usage event, which follows all choices if requested."""
 
     def end(self) -> bytes:
         """Return the end of a complete stream."""
 
-    def failure(self, error: ErrorAnswer) -> bytes:
+    def failure(self, error: ErrorAnswer) -> Written:
         """Return the error event and the end of a failed stream."""
 
 

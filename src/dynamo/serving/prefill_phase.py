@@ -71,6 +71,8 @@ class PrefillPhase:
         self._params: Any = None
         self._details: PrefillDetails | None = None
         self._done = asyncio.Event()
+        self._known = asyncio.Event()
+        """Set once a decode phase may be sent: with parameters in advance, or at the end."""
         self._is_stopped = False
         self._timer: asyncio.TimerHandle | None = None
         """Timer that stops the prefill, or kills it if it did not stop."""
@@ -112,10 +114,14 @@ class PrefillPhase:
             self.release()
 
     async def wait(self, timeout_s: float) -> PrefillResult:
-        """Return the result for the decode phase; with `is_whole` there is none. Raise the worker's error."""
+        """Return the result for the decode phase; with `is_whole` there is none. Raise the worker's error.
+
+        SGLang's workers send the parameters in advance, and end once the decode worker has fetched the blocks: then the phase is not
+        done yet.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                await self._done.wait()
+                await self._known.wait()
         except TimeoutError:
             self.on_failure = None
             self._kill(ResponseTimeout(f"the prefill worker did not respond within {timeout_s:g} s"))
@@ -198,6 +204,8 @@ class PrefillPhase:
             self._details = PrefillDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens)
         if output.finish_reason is not None:
             self._reason = output.finish_reason
+        elif output.disaggregated_params is not None and not self.tokens:
+            self._known.set()
 
     def on_end(self) -> None:
         self._end(self._judged())
@@ -235,6 +243,7 @@ class PrefillPhase:
         self.error = error
         self.done_s = time.perf_counter()
         self._done.set()
+        self._known.set()
         if self._timer is not None:
             self._timer.cancel()
         self.release()
@@ -242,6 +251,7 @@ class PrefillPhase:
             cached = 0 if self._details is None else self._details.cached_tokens or 0
             ttft_s = self.done_s - self.sent_s if error is None else None
             self.served.routed.ended(self.tokens, ttft_s, None, cached)
+        self.call = None  # It refers to this receiver: in no cycle, both are freed at once.
         notify, self.on_failure = self.on_failure, None
         if error is not None and notify is not None:
             notify(error)

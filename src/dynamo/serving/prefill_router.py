@@ -28,7 +28,8 @@ from dynamo.core.errors import (
 from dynamo.protocols.engine import BootstrapInfo, PrefillResult, PreprocessedRequest, Routing
 from dynamo.routing.prefill_plan import decode_request, prefill_request, prefill_routing_request, whole
 from dynamo.runtime.push_router import RouterMode
-from dynamo.serving.migration import SENDS_MAX, Attempts, Dispatch, Sent, connection_broke, more_informative
+from dynamo.serving.attempts import SENDS_MAX, Attempts, connection_broke, more_informative
+from dynamo.serving.migration import Dispatch, Sent
 from dynamo.serving.phase_routing import computes_locally, onward_costs, prefill_set_of, reach_of
 from dynamo.serving.prefill_phase import PrefillPhase
 from dynamo.serving.served_model import ServedModel
@@ -187,6 +188,8 @@ class DisaggregatedDispatch(Dispatch):
             computing.dec()
         if phase.is_whole:
             return None
+        if not phase.is_done:
+            phase.report_failure(self._prefill_broke)
         return phase.meeting or result
 
     async def _readmit_prefill_workers(self) -> None:

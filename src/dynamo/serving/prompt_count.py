@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import ChatCompletionRequest
-from dynamo.serving.models import ModelAccess, Models
+from dynamo.serving.model_lookup import ModelAccess
+from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.text.tokenizer.prefix_tokens import TooManyTokens
 
 if TYPE_CHECKING:
-    from dynamo.text.chat_template.sandbox import Budget
+    from dynamo.text.chat_template.bounds import Budget
     from dynamo.text.preprocessor import Preprocessor
 
 

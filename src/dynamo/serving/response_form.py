@@ -4,10 +4,10 @@
 """
 
 import abc
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core.errors import Unknown
 from dynamo.protocols.engine import CompletionUsage
@@ -15,8 +15,7 @@ from dynamo.serving.errors import ErrorAnswer
 from dynamo.serving.postprocessor import DONE
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """Response that is sent at once."""
 
     body: bytes

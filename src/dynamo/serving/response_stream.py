@@ -5,7 +5,7 @@ on this protocol only, so that it can be called without an HTTP server. A comple
 `IncomingRequest` whose response is not written as bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dynamo.serving.choice import Frame
@@ -90,6 +90,9 @@ class ResponseStream(IncomingRequest, Protocol):
 
     def write(self, data: bytes) -> None:
         """Send server-sent event data; begins the response if needed."""
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Send server-sent event data that is in parts, which need not be whole events and may be long."""
 
     def write_framed(self, frame: Frame, text: bytes) -> None:
         """Send the events that are `text` between the head and the tail of the frame, to a stream that has begun."""

@@ -5,13 +5,16 @@ The set follows one card: a worker whose card differs is not used until the othe
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dynamo.core.amortized import AmortizedUpdate, AmortizedValue
 from dynamo.core.codec import msgpack_decoder
 from dynamo.core.errors import NoMatchingWorker, NotReady, Overloaded, WorkerUnavailable
 from dynamo.core.memory import trim_memory
+from dynamo.core.threads import in_daemon_thread
 from dynamo.model_card.asset_cache import AssetCache
 from dynamo.model_card.assets import has_remote
 from dynamo.model_card.card import ModelFiles
@@ -43,7 +46,11 @@ PREFILL, DECODE = "prefill", "decode"
 PARTIAL = frozenset((PREFILL, "encode"))
 """Worker types that receive no client requests."""
 
+LOADS_MAX = 4
+"""Models whose files are read at the same time: each takes several times the memory that it keeps, and a processor."""
+
 decode_load = msgpack_decoder(KvMetrics).decode
+_loads = threading.BoundedSemaphore(LOADS_MAX)
 
 
 def workers_to_avoid(workers: Iterable[int], exclude: frozenset[int], unsound: frozenset[int]) -> frozenset[int]:
@@ -330,6 +337,8 @@ class ServedModel:
                 metadata=metadata,
                 frames=frames,
             )
+        if instance_id is None:
+            exclude |= self._excluded | self._too_busy(exclude)
         return await self.client.send(
             body,
             receiver,
@@ -337,7 +346,7 @@ class ServedModel:
             instance_id=instance_id,
             headers=headers,
             metadata=metadata or {},
-            exclude=exclude | self._excluded | self._too_busy(exclude),
+            exclude=exclude,
             frames=frames,
         )
 
@@ -430,7 +439,8 @@ class ServedModel:
             self.takes_text, self.takes_tensors = card.model_input == "Text", card.model_input == "Tensor"
             preprocessor = None
             if self.answers_clients and not self.takes_text and not self.takes_tensors:
-                preprocessor = await asyncio.to_thread(load, card, self._assets, self._tokenizers)
+                work = partial(load, card, self._assets, self._tokenizers)
+                preprocessor = await in_daemon_thread(work, "model files")
                 preprocessor.timings = self._timings
             self._preprocessor = preprocessor  # Until here, requests used the previous preprocessor.
             self._tables.clear()
@@ -456,7 +466,15 @@ class ServedModel:
 
 
 def load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> "Preprocessor":
-    """Load template and tokenizer of a card; slow, so it must not run on the loop."""
+    """Load template and tokenizer of a card; slow, so it must not run on the loop.
+
+    It runs in a thread that ends with it: a tokenizer library keeps megabytes of caches for each thread that used it.
+    """
+    with _loads:
+        return _load(card, assets, tokenizers)
+
+
+def _load(card: ModelDeploymentCard, assets: AssetCache, tokenizers: Sequence[str]) -> "Preprocessor":
     if has_remote(card):
         card = assets.localise(card)
     from dynamo.text.preprocessor import Preprocessor  # With the template engine, which the start does not need.

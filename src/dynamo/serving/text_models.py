@@ -8,11 +8,11 @@ import abc
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from dynamo.core.boundaries import ErrorBoundary
 from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
@@ -22,13 +22,14 @@ from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, R
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest
 from dynamo.runtime.request_plane.base import Call, Item
-from dynamo.serving.answers import BaseAnswer, Closed
+from dynamo.serving.answers import BaseAnswer, BodyLater, Closed
+from dynamo.serving.attempts import Attempts, is_retryable, more_informative
 from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.migration import Attempts, is_retryable, more_informative
-from dynamo.serving.models import ModelAccess, Models
-from dynamo.serving.postprocessor import DONE, Chunks, FinishedChoice, TokenEntry
+from dynamo.serving.model_lookup import ModelAccess
+from dynamo.serving.models import Models
+from dynamo.serving.postprocessor import DONE, Chunks, FinishedChoice, TokenEntry, parts_of
 from dynamo.serving.request_state import RequestState
 from dynamo.serving.response_stream import IncomingRequest, ResponseStream
 from dynamo.serving.served_model import ServedModel
@@ -109,11 +110,10 @@ SHAPES: Mapping[str, Shape] = {"chat_completions": ChatShape, "completions": Com
 """Format of the chunks, by the `endpoint` label of the surface."""
 
 
-Body = Callable[[Sequence[FinishedChoice], CompletionUsage], bytes]
+Body = Callable[[Sequence[FinishedChoice], CompletionUsage], bytes | BodyLater]
 
 
-@dataclass(slots=True)
-class ChoiceState:
+class ChoiceState(Struct):
     """Output of one choice received so far."""
 
     index: int
@@ -184,7 +184,7 @@ class TextWriter:
         for choice, events, is_new in self._add_chunk(chunk):
             if is_new:
                 if len(self._choices) == 1:
-                    written.append(self._chunks.begin(self._counted().prompt_tokens))
+                    written += parts_of(self._chunks.begin(self._counted().prompt_tokens))
                 written.append(self._chunks.first(choice.index))
             if events:
                 written.append(self._chunks.events(choice.index, events, b"", [], 0))
@@ -196,14 +196,14 @@ class TextWriter:
             self._chunks.finish(one.index, one.finish_reason or "stop", one.stop_reason)
             for one in self._choices.values()
         ]
-        return b"".join([*ends, self._chunks.usage(self._counted()), self._chunks.end()])
+        return b"".join([*ends, *parts_of(self._chunks.usage(self._counted())), self._chunks.end()])
 
     def failure(self, error: ErrorAnswer) -> bytes:
         """Return the stream events of a failure."""
-        return self._chunks.failure(error)
+        return b"".join(parts_of(self._chunks.failure(error)))
 
-    def whole(self, chunks: Sequence[Mapping[str, Any]]) -> bytes:
-        """Return the whole response of all chunks."""
+    def whole(self, chunks: Sequence[Mapping[str, Any]]) -> bytes | BodyLater:
+        """Return the whole response of all chunks, or the function that encodes it."""
         for chunk in chunks:
             for choice, events, _ in self._add_chunk(chunk):
                 choice.keep(events)
@@ -301,14 +301,18 @@ class ForwardedAnswer(BaseAnswer):
         self.finish_with(self.complete)
 
     def on_error(self, error: Exception) -> None:
-        """Handle a worker failure: before the first chunk, retry on another worker if the error allows it."""
+        """Handle a worker failure: retry on another worker if the error allows it and the client has seen nothing."""
         if self.is_over:
             return
         if self._call is not None:
             self._attempts.exclude(self._call.instance_id, may_recover=False)
             self._call = None
-        may_send_again = not self._has_spoken and is_retryable(error) and self._attempts.may_send_again
+        is_unseen = self.is_whole or not self._has_spoken
+        may_send_again = is_unseen and is_retryable(error) and self._attempts.may_send_again
         if may_send_again and self._send is not None:
+            if self._has_spoken:
+                self._has_spoken = False
+                self.start_over()
             self._attempts.count_send()
             self._tasks.start(self._repeat(error), "retry")
         else:
@@ -320,6 +324,10 @@ class ForwardedAnswer(BaseAnswer):
             await self._send()
 
     # The response's side.
+
+    def start_over(self) -> None:
+        """Discard the output so far, of a response that `is_whole`."""
+        raise AssertionError("a response of which the client may have seen a part")
 
     def touch(self, choice: Any) -> None:
         """Do nothing: there are no token choices."""
@@ -353,6 +361,7 @@ class TextAnswer(ForwardedAnswer):
         self._name = name
         self._shape = SHAPES.get(state.endpoint, ChatShape)
         self._chunks: list[dict[str, Any]] = []
+        self.is_whole = not self._is_stream
 
     def on_item(self, item: Item) -> None:
         """Handle one chunk; an item without a value is an event, which is not for clients."""
@@ -374,13 +383,20 @@ class TextAnswer(ForwardedAnswer):
     def _event(self, chunk: dict[str, Any]) -> bytes:
         return b"data: %b\n\n" % json_encode(chunk) if self._writer is None else self._writer.chunk(chunk)
 
-    def complete(self) -> None:
+    def start_over(self) -> None:
+        self._chunks.clear()
+
+    def complete(self) -> BodyLater | None:
         if self._is_stream:
             self.exchange.end(DONE if self._writer is None else self._writer.end())
         elif self._writer is None:
             self.exchange.respond(200, json_encode(self._shape.fold(self._chunks)))
         else:
-            self.exchange.respond(200, self._writer.whole(self._chunks))
+            body = self._writer.whole(self._chunks)
+            if not isinstance(body, bytes):
+                return body
+            self.exchange.respond(200, body)
+        return None
 
     def write_error(self, error: ErrorAnswer) -> None:
         if self.exchange.response_started:

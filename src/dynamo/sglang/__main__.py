@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from dynamo.backend.worker import run_worker
+from dynamo.backend.process import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.sglang.config import engine_arguments, read_command_line
 from dynamo.sglang.engine import SglangEngine

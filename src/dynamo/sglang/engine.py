@@ -337,8 +337,8 @@ class SglangEngine:
     ) -> None:
         """Compute a prompt for a decode worker.
 
-        If the router created the room, the decode request runs concurrently. Otherwise it is sent after this response,
-        which ends at once; SGLang's own response ends when the blocks were fetched.
+        If the router created the room, the decode request runs concurrently, or follows the room that is sent in advance. Otherwise
+        it is sent after this response, which ends at once; SGLang's own response ends when the blocks were fetched.
         """
         answer = SglangOutput(request)
         if bootstrap_of(request) is None:
@@ -348,6 +348,7 @@ class SglangEngine:
             async for chunk in await self._engine.async_generate(**arguments, rid=reply.request_id):
                 answer.take(chunk)
             return
+        reply.item(prefill_output([], bootstrap.fields(), finish_reason=None))
         last: EngineOutput | None = None
         async for chunk in self._chunks(request, arguments, reply):
             last = answer.take(chunk)

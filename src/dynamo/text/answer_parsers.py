@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from dynamo.core.errors import ConfigError
 from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, ToolCallFamily, tools_of
@@ -25,8 +26,7 @@ TAIL_TOKENS = 24  # End of a prompt where a template opens or closes the reasoni
 F = TypeVar("F")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerReader:
+class AnswerReader(Struct, frozen=True):
     """Parsing of the answers to one request."""
 
     make: Callable[[], Parser] | None = None

@@ -7,7 +7,8 @@ if the model writes reasoning or tool calls, or if the answer's format has no fi
 import random
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, Parser, ReasoningDelta
 

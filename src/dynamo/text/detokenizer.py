@@ -191,6 +191,7 @@ def json_text(text: str) -> bytes:
 
 def _json_or_none(raw: bytes) -> bytes | None:
     try:
-        return json_text(raw.decode())
+        escaped = json_text(raw.decode())
     except UnicodeDecodeError:
         return None
+    return raw if escaped == raw else escaped  # One object: a vocabulary has a hundred thousand of them.

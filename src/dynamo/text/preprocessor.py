@@ -24,7 +24,7 @@ from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Sampling
 from dynamo.protocols.model_card import ModelDeploymentCard
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest, CompletionRequest
 from dynamo.text.answer_parsers import Readers
-from dynamo.text.chat_template.sandbox import FULL, LONG, QUICK, Budget, OverBudget
+from dynamo.text.chat_template.bounds import FULL, LONG, QUICK, Budget, OverBudget
 from dynamo.text.chat_template.template import ChatTemplate
 from dynamo.text.chat_template.turns import template_arguments, thinking_mode
 from dynamo.text.fill_in_middle import FillInMiddle

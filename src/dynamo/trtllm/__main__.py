@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from dynamo.backend.worker import run_worker
+from dynamo.backend.process import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.trtllm.config import read_command_line
 from dynamo.trtllm.engine import TrtllmEngine

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from dynamo.backend.engine import LLMEngine
-from dynamo.backend.worker import run_worker
+from dynamo.backend.process import run_worker
 from dynamo.core.config import exit_on_config_error
 from dynamo.vllm.config import read_command_line, read_engine_args
 from dynamo.vllm.embedding_engine import VllmEmbeddingEngine

@@ -19,7 +19,7 @@ from dynamo.operator.reconcile.names import OperatorSettings
 
 Object = dict[str, Any]
 SPACE = "default"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 COLLECTED_S = 60.0
 """Limit of garbage collection: the released collector looks for new kinds every 30 s."""
 LOOK_S = 0.5

@@ -18,6 +18,7 @@ from surface import (
     PICTURE,
     THOUGHT,
     USER,
+    FailsLater,
     check,
     fails,
     main,
@@ -179,8 +180,9 @@ def errors_have_the_client_types() -> None:
 
 @check
 def error_in_a_stream_is_raised() -> None:
-    stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
-    error = raises(anthropic.APIStatusError, lambda: list(stream))
+    late = FailsLater()
+    stream = send_request(stream=True, extra_body=late.body)
+    error = raises(anthropic.APIStatusError, lambda: late.read(stream))
     assert error.body["error"]["type"] == "api_error"
 
 

@@ -21,6 +21,7 @@ from surface import (
     MODEL,
     NARROW_KEY,
     PICTURE,
+    FailsLater,
     check,
     fails,
     main,
@@ -139,8 +140,8 @@ def errors_have_the_client_types() -> None:
     raises(openai.BadRequestError, lambda: chat(extra_body={"bogus": 1}).invoke("hi"))
     raises(openai.NotFoundError, lambda: chat("no-such-model").invoke("hi"))
     raises(openai.InternalServerError, lambda: chat(extra_body=fails("Unknown")).invoke("hi"))
-    late = fails("Unknown", after=200, text="many words before it ends " * 60)
-    raises(openai.APIError, lambda: list(chat(extra_body=late).stream("hi")))
+    late = FailsLater()
+    raises(openai.APIError, lambda: late.read(chat(extra_body=late.body).stream("hi")))
 
 
 @check

@@ -25,6 +25,7 @@ from surface import (
     THOUGHT,
     USER,
     WEATHER,
+    FailsLater,
     check,
     fails,
     main,
@@ -153,8 +154,9 @@ def errors_have_the_client_types() -> None:
     raises(litellm.InternalServerError, lambda: send_request(extra_body=fails("Unknown")))
     raises(litellm.BadRequestError, lambda: message(temperature=3))
     raises(litellm.NotFoundError, lambda: message("no-such-model"))
-    late = fails("Unknown", after=200, text="many words before it ends " * 60)
-    error = raises(litellm.exceptions.MidStreamFallbackError, lambda: list(send_request(stream=True, extra_body=late)))
+    late = FailsLater()
+    stream = send_request(stream=True, extra_body=late.body)
+    error = raises(litellm.exceptions.MidStreamFallbackError, lambda: late.read(stream))
     assert "Internal server error" in str(error)
 
 

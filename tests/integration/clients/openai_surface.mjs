@@ -4,7 +4,10 @@
 // that may ask once a minute; it prints a line for each check.
 
 import assert from "node:assert/strict";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 
 const [home, url, keyedUrl, slowKey] = process.argv.slice(2);
 const require = createRequire(`${home}/index.js`);
@@ -142,8 +145,12 @@ const checks = {
     assert.deepEqual([error.status, error.param, error.type], [400, "temperature", "invalid_request_error"]);
     await raises(errors.NotFoundError, () => ask({ model: "no-such-model" }));
     await raises(errors.InternalServerError, () => ask(says("x", { fails_after: 0, fails_as: "Unknown" })));
-    const late = says("many words before it ends ".repeat(60), { fails_after: 200, fails_as: "Unknown" });
-    const broken = await raises(errors.APIError, async () => all(await ask({ stream: true, ...late })));
+    // The worker fails once a part is read: a frontend that receives tokens and error at once sends the error alone.
+    const folder = mkdtempSync(join(tmpdir(), "late-")), read = join(folder, "read");
+    const late = says("many words before it ends ".repeat(60), { fails_after: 200, fails_as: "Unknown", fails_when: read });
+    const stream = await ask({ stream: true, ...late });
+    const broken = await raises(errors.APIError, async () => { for await (const _ of stream) writeFileSync(read, ""); });
+    rmSync(folder, { recursive: true });
     assert.match(broken.message, /Internal server error/);
     const unreachable = new OpenAI({ baseURL: "http://127.0.0.1:1/v1", apiKey: "none", maxRetries: 0 });
     await raises(errors.APIConnectionError, () => unreachable.models.list());

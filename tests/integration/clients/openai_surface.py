@@ -24,6 +24,7 @@ from surface import (
     THOUGHT,
     USER,
     WEATHER,
+    FailsLater,
     check,
     fails,
     main,
@@ -386,8 +387,9 @@ def error_before_the_first_token_has_its_status() -> None:
 
 @check
 def error_in_a_stream_is_raised() -> None:
-    stream = send_request(stream=True, extra_body=fails("Unknown", after=200, text="many words before it ends " * 60))
-    error = raises(openai.APIError, lambda: list(stream))
+    late = FailsLater()
+    stream = send_request(stream=True, extra_body=late.body)
+    error = raises(openai.APIError, lambda: late.read(stream))
     assert "Internal server error" in error.message
 
 

@@ -8,9 +8,11 @@ import asyncio
 import inspect
 import json
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 MODEL = "m"
@@ -57,9 +59,28 @@ def says(*texts: str, **how: Any) -> dict[str, Any]:
     return {"nvext": {"annotations": ["script:" + json.dumps({"texts": list(texts), **how})]}}
 
 
-def fails(how: str, after: int = 0, text: str = "x") -> dict[str, Any]:
-    """Return the fields that make the worker fail after that many tokens."""
-    return says(text, fails_after=after, fails_as=how)
+def fails(how: str) -> dict[str, Any]:
+    """Return the fields that make the worker fail before its first token."""
+    return says("x", fails_after=0, fails_as=how)
+
+
+class FailsLater:
+    """A response whose worker fails once the client has read a part of it.
+
+    A frontend that receives tokens and error at once sends the error alone, with a status of its own.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._signal = Path(self._folder.name) / "read"
+        text = "many words before it ends " * 60
+        self.body = says(text, fails_after=200, fails_as="Unknown", fails_when=str(self._signal))
+        """Fields of the request."""
+
+    def read(self, stream: Iterable[Any]) -> None:
+        """Read a stream to its end; its first part makes the worker fail."""
+        for _ in stream:
+            self._signal.touch()
 
 
 def raises(kind: type[Exception], call: Callable[[], Any]) -> Any:

@@ -17,9 +17,12 @@ from tests.integration.console.browser import PHONE, Browser, requires_chromium
 
 pytestmark = pytest.mark.integration
 
-FAST = ("--num-gpu-blocks-override", "2000", "--block-size", "16", "--speedup-ratio", "2")
-SLOW = (*FAST[:-1], "0.1")
-QUEUED = (*FAST[:-1], "1")
+COMMON = ("--num-gpu-blocks-override", "2000", "--block-size", "16")
+# What makes a request slow takes several times as long as a busy machine adds, and the requests differ by half a second:
+# a long prompt takes 0.5 s, a token 3 ms, or 57 ms on the slow worker.
+FAST = (*COMMON, "--speedup-ratio", "0.1", "--decode-speedup-ratio", "20")
+SLOW = (*COMMON, "--speedup-ratio", "0.1")
+QUEUED = (*COMMON, "--speedup-ratio", "0.1")  # A prompt takes 0.2 s: twelve that arrive within two seconds queue.
 
 
 def send(cluster: Cluster, words: int, tokens: int, name: str) -> str:
@@ -75,13 +78,13 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster
         assert (found["cause"], "computed 1,9" in found["explanation"]) == ("prefill", True), found
 
         slow = cluster.mocker(*SLOW)
-        ids = [send(cluster, 60, 20, f"slow {number}") for number in range(2)]
+        ids = [send(cluster, 60, 15, f"slow {number}") for number in range(2)]
         found = slowest(cluster, *ids)
         assert (found["cause"], "which is slow" in found["explanation"]) == ("slow-worker", True), found
 
         slow.send_signal(signal.SIGSTOP)
         try:
-            moved = together(2, lambda number: send(cluster, 60, 20, f"moved {number}"))
+            moved = together(2, lambda number: send(cluster, 60, 200, f"moved {number}"))
         finally:
             slow.send_signal(signal.SIGCONT)
         found = slowest(cluster, *moved)

@@ -34,7 +34,7 @@ TRANSPORTS = ("shm", "tcp")
 
 async def pair(begin: Begin, **options: Any) -> tuple[Side, Side, tuple[str, int]]:
     prefill = await begin("prefill", bootstrap_port=0, **(SMALL_STEPS | options))
-    found = prefill.engine._exporter.server
+    found = prefill.engine._parts.exporter.server
     return prefill, await begin("decode", **options), (found.host, found.port)
 
 
@@ -110,7 +110,7 @@ async def test_prefill_and_decode_requests_may_arrive_in_any_order(begin: Begin)
     assert (await decode.answer(request)).tokens == want
     request, reply = meet(send_request(LONG), where), Reply()
     decode.engine.submit(request, reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._parts.exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
     await prefill.answer(prefill_request(request))
     await reply.end()
     await decode.until(lambda: outcomes(decode, "ok") == 2, "they were not fetched")
@@ -139,7 +139,7 @@ async def test_prefill_worker_that_exits_during_transfer_only_delays_the_respons
     prefill, decode, where = await pair(begin)
     reply = Reply()
     decode.engine.submit(meet(send_request(LONG), where), reply)
-    await decode.until(lambda: bool(prefill.engine._exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
+    await decode.until(lambda: bool(prefill.engine._parts.exporter.server._sessions), "no session was opened")  # type: ignore[union-attr]
     await prefill.engine.stop()
     await reply.end()
     assert reply.tokens == want
@@ -179,10 +179,10 @@ async def test_exported_blocks_of_cancelled_requests_are_freed(begin: Begin) -> 
     decode.engine.cancel(reply)
     await decode.is_clean()
     await prefill.until(
-        lambda: not any(one.visitors for one in prefill.engine._exporter.server._sessions.values()), "stays"
+        lambda: not any(one.visitors for one in prefill.engine._parts.exporter.server._sessions.values()), "stays"
     )  # type: ignore[union-attr]
     meeting = meeting_of(request.bootstrap_info)  # type: ignore[arg-type]
-    found = prefill.engine._exporter.server._sessions.get((meeting.room, meeting.key))  # type: ignore[union-attr]
+    found = prefill.engine._parts.exporter.server._sessions.get((meeting.room, meeting.key))  # type: ignore[union-attr]
     assert found is None or found.is_left
     if found is not None:
         await prefill.answer(prefill_request(request))
@@ -202,7 +202,7 @@ async def test_prompt_without_a_transfer_session_is_transferred_at_once(begin: B
 async def test_cache_too_small_for_chunks_falls_back_to_local_prefill(begin: Begin) -> None:
     alone = await begin()
     prefill, decode, where = await pair(begin)
-    prefill.engine._exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]
+    prefill.engine._parts.exporter._source._leases._blocks_max = 6  # type: ignore[union-attr]
     got = await at_once(prefill, decode, meet(send_request(LONG), where))
     assert got.tokens == (await alone.answer(send_request(LONG))).tokens
     await prefill.is_clean()

@@ -23,7 +23,7 @@ from dynamo.protocols.kv_events import Removed, Stored, StoredBlock
 from dynamo.protocols.load import KvMetrics
 from dynamo.runtime.component import Endpoint
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Relayed:

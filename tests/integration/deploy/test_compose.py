@@ -54,7 +54,7 @@ def test_nats_starts_with_the_flags_of_the_compose_file(tmp_path: Path) -> None:
     assert binary is not None
     address = "127.0.88.1"  # Its ports are fixed by the flags.
     with running([binary, *SERVICES["nats-server"]["command"], "-a", address], tmp_path):
-        wait_until(lambda: '"config"' in answer(f"http://{address}:8222/jsz"), "JetStream is not on", 15)
+        wait_until(lambda: '"config"' in answer(f"http://{address}:8222/jsz"), "JetStream is not on")
 
 
 def test_etcd_starts_with_the_flags_of_the_compose_file(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_etcd_starts_with_the_flags_of_the_compose_file(tmp_path: Path) -> None:
         flags = [one.replace(name, address + (":" if name.endswith(":") else "")) for one in flags]
     flags = [one.replace("/tmp/etcd-data", str(tmp_path / "data")) for one in flags]
     with running([binary, *flags], tmp_path):
-        wait_until(lambda: '"health":"true"' in answer(f"http://{address}:2379/health"), "etcd is not healthy", 30)
+        wait_until(lambda: '"health":"true"' in answer(f"http://{address}:2379/health"), "etcd is not healthy")

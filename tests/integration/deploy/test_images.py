@@ -111,9 +111,8 @@ def test_engine_image_adds_the_worker_to_the_engines_python(name: str, tmp_path:
 
 def test_compiled_modules_are_in_the_image() -> None:
     with Container("frontend") as container:
-        subprocess.run(
-            container.command("python3", "-c", "import dynamo.kv_router._names, dynamo.tokens._hashing"), check=True
-        )
+        modules = "dynamo.kv_router._names, dynamo.serving._token_path, dynamo.text.tokenizer._compiled_words, dynamo.tokens._hashing"
+        subprocess.run(container.command("python3", "-c", f"import {modules}"), check=True)
 
 
 def test_frontend_and_mocker_images_answer_a_chat_and_stop_on_sigterm(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The endpoint picker as a component of a graph in a cluster: pods with frontend sidecars, its account's rights, a gateway."""
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -21,7 +22,7 @@ CHAT = {"model": "Qwen/Qwen3-0.6B", "messages": [{"role": "user", "content": "he
 
 
 def test_gateway_request_reaches_the_picked_pod(tmp_path: Path) -> None:
-    with installed(tmp_path) as cluster:
+    with installed(tmp_path) as cluster, contextlib.ExitStack() as opened:
         graph = yaml.safe_load(EXAMPLE.read_text())
         graph["metadata"]["name"] = "chat"
         (container,) = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"]
@@ -32,7 +33,7 @@ def test_gateway_request_reaches_the_picked_pod(tmp_path: Path) -> None:
         cluster.wait_until(lambda: cluster.kubelet.pods("chat-epp"), "the picker is not ready")
         (epp,) = cluster.kubelet.pods("chat-epp")
         pods = {str(id_of_name(one.pod["metadata"]["name"])): one for one in cluster.kubelet.pods("chat-decode")}
-        channel = grpc.insecure_channel(f"{epp.ip}:9002")
+        channel = opened.enter_context(grpc.insecure_channel(f"{epp.ip}:9002"))
 
         def picked() -> dict[str, str] | None:
             with GatewayStream(channel) as stream:
@@ -59,4 +60,3 @@ def test_gateway_request_reaches_the_picked_pod(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
         others = set(pods) - {headers[WORKER]}
         cluster.wait_until(lambda: {(picked() or {}).get(WORKER) for _ in range(8)} == others, "a dead pod is picked")
-        channel.close()

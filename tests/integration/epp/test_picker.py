@@ -1,5 +1,6 @@
 """The endpoint picker over real workers, driven by a gateway made from Envoy's public protobuf definitions."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -7,11 +8,12 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 import httpx
@@ -58,7 +60,10 @@ class Picker:
         self._health = grpc.insecure_channel(f"127.0.0.1:{self.health}")
         cluster.wait_until(lambda: self.status() is not None, "the picker does not listen")
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.channel.close()
         self._health.close()
 
@@ -69,7 +74,9 @@ class Picker:
         )
         try:
             return int(
-                check(HEALTH_CLASSES["HealthCheckRequest"](service=service).SerializeToString(), timeout=5).status
+                check(
+                    HEALTH_CLASSES["HealthCheckRequest"](service=service).SerializeToString(), timeout=DEADLINE_S
+                ).status
             )
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -108,10 +115,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def picker(cluster: Cluster) -> Iterator[Picker]:
-    made = Picker(cluster, DYN_EPP_MAX_BODY_BYTES="100000", DYN_EPP_BODY_DEADLINE_SECS="1")
-    cluster.wait_until(made.is_serving, "the picker has no worker")
-    yield made
-    made.close()
+    with Picker(cluster, DYN_EPP_MAX_BODY_BYTES="100000") as made:
+        cluster.wait_until(made.is_serving, "the picker has no worker")
+        yield made
 
 
 def test_full_duplex_request_gets_its_worker_and_its_body_back(cluster: Cluster, picker: Picker) -> None:
@@ -206,19 +212,30 @@ def test_decisions_equal_those_of_the_frontends_kv_router(cluster: Cluster, pick
         answer = cluster.post({**chat(number), **queried}).json()
         return answer["nvext"]["worker_id"]
 
+    holders = sent_in_turn(cluster, range(100, 112))
+
     def agree(number: int) -> bool:
         found = frontends(number)
         headers = picker.pick(chat(number))
-        return (headers[WORKER], headers[RANK]) == (str(found["decode_worker_id"]), str(found["decode_dp_rank"]))
+        ours = (headers[WORKER], headers[RANK])
+        return ours == (str(found["decode_worker_id"]), str(found["decode_dp_rank"])) == (holders[number], "0")
 
-    numbers = range(100, 112)
-    for number in numbers:
-        assert cluster.post(chat(number)).status_code == 200
-    for number in numbers:  # Until the KV events have arrived, both may choose any worker.
-        cluster.wait_until(partial(agree, number), "the frontend and the picker disagree")
-    assert all(agree(number) for number in numbers for _ in range(3))
-    chosen = {picker.pick(chat(number))[WORKER] for number in numbers}
-    assert len(chosen) == 2, "prompts on both workers are compared"
+    # Until the KV events of a prompt have arrived, both may choose any worker.
+    cluster.wait_until(lambda: all(map(agree, holders)), "the frontend and the picker disagree")
+
+
+def sent_in_turn(cluster: Cluster, numbers: range) -> dict[int, str]:
+    """Send the prompts to the workers in turn, named in the requests; return the worker of each.
+
+    The router would choose at random between workers without load that do not cache a prompt.
+    """
+    workers = [one["instance_id"] for one in cluster.http.get("/health").json()["instances"]]
+    assert len(workers) == 2
+    holders = {number: workers[number % 2] for number in numbers}
+    for number, worker in holders.items():
+        answer = cluster.post({**chat(number), "nvext": {"backend_instance_id": worker}})
+        assert answer.status_code == 200, answer.text
+    return {number: str(worker) for number, worker in holders.items()}
 
 
 def other_apis(number: int) -> dict[str, dict[str, Any]]:
@@ -232,19 +249,12 @@ def other_apis(number: int) -> dict[str, dict[str, Any]]:
 
 
 def test_responses_and_messages_are_routed_by_their_prompts(cluster: Cluster, picker: Picker) -> None:
-    numbers = range(200, 208)
-    holders: dict[int, str] = {}
-    for number in numbers:
-        answer = cluster.post({**chat(number), "nvext": {"extra_fields": ["worker_id"]}}).json()
-        holders[number] = str(answer["nvext"]["worker_id"]["decode_worker_id"])
-    assert len(set(holders.values())) == 2
+    holders = sent_in_turn(cluster, range(200, 208))
 
     def follows(number: int) -> bool:
         return {picker.pick(body, path=path)[WORKER] for path, body in other_apis(number).items()} == {holders[number]}
 
-    for number in numbers:
-        cluster.wait_until(partial(follows, number), "the worker that holds the prompt is not chosen")
-    assert all(follows(number) for number in numbers for _ in range(2))
+    cluster.wait_until(lambda: all(map(follows, holders)), "the worker that holds a prompt is not chosen")
 
 
 def test_errors_have_the_form_of_their_api(picker: Picker) -> None:
@@ -264,25 +274,21 @@ def test_embeddings_are_routed_by_load(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--router-mode", "kv") as cluster:
         for _ in range(2):
             cluster.run("cpu", "--model-name", "e", "--embedding-worker")
-        picker = Picker(cluster)
-        cluster.wait_until(picker.is_serving, "the picker has no worker")
-        short, long = {"model": "e", "input": "a word"}, {"model": "e", "input": ["many other words"] * 40}
-        path = "/v1/embeddings"
+        with Picker(cluster) as picker:
+            cluster.wait_until(picker.is_serving, "the picker has no worker")
+            short, long = {"model": "e", "input": "a word"}, {"model": "e", "input": ["many other words"] * 40}
+            path = "/v1/embeddings"
 
-        def knows_both() -> bool:
-            streams = [picker.stream() for _ in range(2)]
-            workers = {stream.pick(long, path=path)[WORKER] for stream in streams}
-            for stream in streams:
-                stream.close()
-            return len(workers) == 2
+            def knows_both() -> bool:
+                with picker.stream() as one, picker.stream() as other:
+                    return one.pick(long, path=path)[WORKER] != other.pick(long, path=path)[WORKER]
 
-        cluster.wait_until(knows_both, "one worker is unused")
-        with picker.stream() as busy:
-            taken = busy.pick(long, path=path)[WORKER]
-            assert all(picker.pick(short, path=path)[WORKER] != taken for _ in range(6))
-        code, answer, _ = picker.refused(json.dumps({"model": "e", "input": []}).encode(), path=path)
-        assert (code, answer["error"]["param"]) == (400, "input")
-        picker.close()
+            cluster.wait_until(knows_both, "one worker is unused")
+            with picker.stream() as busy:
+                taken = busy.pick(long, path=path)[WORKER]
+                assert all(picker.pick(short, path=path)[WORKER] != taken for _ in range(6))
+            code, answer, _ = picker.refused(json.dumps({"model": "e", "input": []}).encode(), path=path)
+            assert (code, answer["error"]["param"]) == (400, "input")
 
 
 def test_requests_to_text_workers_are_spread_by_their_number(tmp_path: Path) -> None:
@@ -290,18 +296,17 @@ def test_requests_to_text_workers_are_spread_by_their_number(tmp_path: Path) -> 
     with Cluster(tmp_path, "--router-mode", "kv") as cluster:
         for _ in range(2):
             cluster.run("cpu", "--model-path", str(model), "--classify-worker")
-        picker = Picker(cluster)
-        body, path = {"model": "judge", "input": "What is it?"}, "/v1/classify"
+        with Picker(cluster) as picker:
+            body, path = {"model": "judge", "input": "What is it?"}, "/v1/classify"
 
-        def knows_both() -> bool:
-            return picker.is_serving() and len({picker.pick(body, path=path)[WORKER] for _ in range(4)}) == 2
+            def knows_both() -> bool:
+                return picker.is_serving() and len({picker.pick(body, path=path)[WORKER] for _ in range(4)}) == 2
 
-        cluster.wait_until(knows_both, "one worker is unused")
-        with picker.stream() as busy:
-            taken = busy.pick(body, path=path)[WORKER]
-            assert all(picker.pick(body, path=path)[WORKER] != taken for _ in range(4))
-        assert {picker.pick(body, path=path)[WORKER] for _ in range(4)} > {taken}
-        picker.close()
+            cluster.wait_until(knows_both, "one worker is unused")
+            with picker.stream() as busy:
+                taken = busy.pick(body, path=path)[WORKER]
+                assert all(picker.pick(body, path=path)[WORKER] != taken for _ in range(4))
+            assert {picker.pick(body, path=path)[WORKER] for _ in range(4)} > {taken}
 
 
 @pytest.mark.parametrize(
@@ -320,11 +325,13 @@ def test_bad_request_gets_an_immediate_response(picker: Picker, body: bytes, sta
     assert text in answer["error"]["message"]
 
 
-def test_body_that_does_not_arrive_ends_with_its_deadline(picker: Picker) -> None:
-    with picker.stream() as stream:
-        stream.request_headers()
-        stream.request_body(b"{", ends=False)
-        assert refusal(stream.receive())[0] == 504
+def test_body_that_does_not_arrive_ends_with_its_deadline(cluster: Cluster) -> None:
+    with Picker(cluster, DYN_EPP_BODY_DEADLINE_SECS="1") as picker:
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        with picker.stream() as stream:
+            stream.request_headers()
+            stream.request_body(b"{", ends=False)
+            assert refusal(stream.receive())[0] == 504
 
 
 def test_body_mode_without_bodies_is_a_clear_error(picker: Picker) -> None:
@@ -360,128 +367,127 @@ def test_health_service_reports_probed_services(picker: Picker) -> None:
 
 def test_overload_and_queue(cluster: Cluster, tmp_path: Path) -> None:
     """One request per worker is admitted; the next one waits, and one more is refused."""
-    picker = Picker(cluster, "--max-inflight-requests", "1", "--router-queue-threshold", "0.001")
-    cluster.wait_until(picker.is_serving, "the picker has no worker")
-    first, second, *others = (picker.stream() for _ in range(4))
-    busy = [stream.pick(chat(number)) for number, stream in ((6, first), (7, second))]
-    assert len({headers[WORKER] for headers in busy}) == 2
-    for stream in others:
-        stream.request_headers()
-        stream.request_body(json.dumps(chat(8)).encode())
-    with ThreadPoolExecutor() as threads:
-        answers = [threads.submit(stream.receive) for stream in others]
-        (refused,), (waiting,) = wait(answers, DEADLINE_S, FIRST_COMPLETED)
-        code, body, headers = refusal(refused.result())
-        assert (code, headers["retry-after"]) == (429, "1")
-        assert "DYN_EPP_MAX_INFLIGHT_REQUESTS" in body["error"]["message"]
-        first.close()
-        admitted = mutated(waiting.result(DEADLINE_S).request_headers.response)
-    assert admitted[WORKER] == busy[0][WORKER], "the worker of the request that ended"
-    for stream in (second, *others):
-        stream.close()
-    picker.close()
+    with (
+        Picker(cluster, "--max-inflight-requests", "1", "--router-queue-threshold", "0.001") as picker,
+        contextlib.ExitStack() as streams,
+    ):
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        first, second, *others = (streams.enter_context(picker.stream()) for _ in range(4))
+        busy = [stream.pick(chat(number)) for number, stream in ((6, first), (7, second))]
+        assert len({headers[WORKER] for headers in busy}) == 2
+        for stream in others:
+            stream.request_headers()
+            stream.request_body(json.dumps(chat(8)).encode())
+        with ThreadPoolExecutor() as threads:
+            answers = [threads.submit(stream.receive) for stream in others]
+            (refused,), (waiting,) = wait(answers, DEADLINE_S, FIRST_COMPLETED)
+            code, body, headers = refusal(refused.result())
+            assert (code, headers["retry-after"]) == (429, "1")
+            assert "DYN_EPP_MAX_INFLIGHT_REQUESTS" in body["error"]["message"]
+            first.close()
+            admitted = mutated(waiting.result(DEADLINE_S).request_headers.response)
+        assert admitted[WORKER] == busy[0][WORKER], "the worker of the request that ended"
 
 
 def test_secure_serving_presents_a_certificate_by_default(cluster: Cluster) -> None:
-    picker = Picker(cluster, secure=True)
-    cluster.wait_until(picker.is_serving, "the picker has no worker")
-    certificate = ssl.get_server_certificate(("127.0.0.1", picker.port)).encode()
-    options = [("grpc.ssl_target_name_override", "localhost")]
-    credentials = grpc.ssl_channel_credentials(certificate)
-    with (
-        grpc.secure_channel(f"127.0.0.1:{picker.port}", credentials, options) as channel,
-        GatewayStream(channel) as one,
-    ):
-        assert one.pick(chat(10))[WORKER]
-    picker.close()
+    with Picker(cluster, secure=True) as picker:
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        certificate = ssl.get_server_certificate(("127.0.0.1", picker.port)).encode()
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        credentials = grpc.ssl_channel_credentials(certificate)
+        with (
+            grpc.secure_channel(f"127.0.0.1:{picker.port}", credentials, options) as channel,
+            GatewayStream(channel) as one,
+        ):
+            assert one.pick(chat(10))[WORKER]
 
 
 def test_replicas_share_active_requests(cluster: Cluster) -> None:
-    pair = [Picker(cluster, "--router-replica-sync") for _ in range(2)]
-    for one in pair:
-        cluster.wait_until(one.is_serving, "the picker has no worker")
-    first = pair[0].stream()
-    taken = first.pick(chat(20, words=200))[WORKER]
+    with Picker(cluster, "--router-replica-sync") as one, Picker(cluster, "--router-replica-sync") as other:
+        for picker in (one, other):
+            cluster.wait_until(picker.is_serving, "the picker has no worker")
 
-    def avoids() -> bool:
-        return all(pair[1].pick(chat(21 + number, words=200))[WORKER] != taken for number in range(6))
+        def avoids() -> bool:
+            """Open another stream: a message that is sent before the replica has subscribed is lost."""
+            with one.stream() as stream:
+                taken = stream.pick(chat(20, words=200))[WORKER]
+                for _ in range(20):
+                    if all(other.pick(chat(21 + number, words=200))[WORKER] != taken for number in range(6)):
+                        return True
+                    time.sleep(0.05)
+            return False
 
-    cluster.wait_until(avoids, "the replica does not count the other's request")
-    first.close()
-    for one in pair:
-        one.close()
+        cluster.wait_until(avoids, "the replica does not count the other's request")
 
 
 def test_stop_reports_not_serving_before_streams_end(cluster: Cluster) -> None:
-    picker = Picker(cluster, DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS="2")
-    cluster.wait_until(picker.is_serving, "the picker has no worker")
-    stream = picker.stream()
-    stream.pick(chat(30))
-    picker.process.terminate()
-    wait_until(lambda: picker.status() == NOT_SERVING, "the picker still serves")
-    assert stream.response_headers().WhichOneof("response") == "response_headers"
-    assert picker.pick(chat(31))[WORKER], "gateways that have not noticed are still served"
-    stream.close()
-    assert picker.process.wait(30) == 0
-    picker.close()
+    with Picker(cluster, DYN_EPP_GRACEFUL_SHUTDOWN_PROPAGATION_SECS="6") as picker:
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        with picker.stream() as stream:
+            stream.pick(chat(30))
+            picker.process.terminate()
+            wait_until(lambda: picker.status() == NOT_SERVING, "the picker still serves")
+            assert stream.response_headers().WhichOneof("response") == "response_headers"
+            assert picker.pick(chat(31))[WORKER], "gateways that have not noticed are still served"
+        assert picker.process.wait(DEADLINE_S) == 0
 
 
 def test_dying_workers(tmp_path: Path) -> None:
     """Requests go to the workers that live; without any they get an error."""
-    with Cluster(tmp_path, "--router-mode", "kv") as cluster:
-        picker = Picker(cluster)
+    with Cluster(tmp_path, "--router-mode", "kv") as cluster, Picker(cluster) as picker:
         assert picker.status() == NOT_SERVING
         assert picker.status("liveness") == SERVING
         assert picker.refused(json.dumps(chat(1)).encode())[0] == 404
         workers = [cluster.mocker(*QUICK), cluster.mocker(*QUICK)]
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
         cluster.wait_until(
             lambda: len({picker.pick(chat(one))[WORKER] for one in range(8)}) == 2, "one worker is unused"
         )
         workers[0].send_signal(signal.SIGTERM)
-        workers[0].wait(30)
+        workers[0].wait(DEADLINE_S)
         cluster.wait_until(lambda: len({picker.pick(chat(one))[WORKER] for one in range(8)}) == 1, "it is still chosen")
         workers[1].send_signal(signal.SIGTERM)
-        workers[1].wait(30)
+        workers[1].wait(DEADLINE_S)
         cluster.wait_until(lambda: not picker.is_serving(), "a picker without workers serves")
         code, answer, headers = picker.refused(json.dumps(chat(1)).encode())
         assert (code, headers["retry-after"]) == (503, "1")
         assert "has no worker at the moment" in answer["error"]["message"]
-        picker.close()
 
 
 def test_disaggregated_request_names_both_workers(tmp_path: Path) -> None:
     with Cluster(tmp_path, "--router-mode", "kv") as cluster:
         prefill = cluster.run("mocker", "--model-name", "m", *QUICK, "--disaggregation-mode", "prefill")
         cluster.worker("mocker", *QUICK, "--disaggregation-mode", "decode")
-        picker = Picker(cluster, "--enforce-disagg")
-        cluster.wait_until(picker.is_serving, "the picker has no workers")
-        headers = picker.pick(chat(1))
-        assert headers[MODE] == "disaggregated"
-        assert headers[PREFILL] != headers[WORKER]
-        assert (headers[RANK], headers[PREFILL_RANK]) == ("0", "0")
-        answer = cluster.post({**chat(1), "nvext": {"annotations": ["query_instance_id:"]}}).json()["nvext"][
-            "worker_id"
-        ]
-        assert (str(answer["prefill_worker_id"]), str(answer["decode_worker_id"])) == (
-            headers[PREFILL],
-            headers[WORKER],
-        )
-        prefill.send_signal(signal.SIGTERM)
-        prefill.wait(30)
-        cluster.wait_until(lambda: not picker.is_serving(), "a picker without prefill workers serves")
-        assert picker.refused(json.dumps(chat(1)).encode())[0] == 503
-        picker.close()
+        with Picker(cluster, "--enforce-disagg") as picker:
+            cluster.wait_until(picker.is_serving, "the picker has no workers")
+            headers = picker.pick(chat(1))
+            assert headers[MODE] == "disaggregated"
+            assert headers[PREFILL] != headers[WORKER]
+            assert (headers[RANK], headers[PREFILL_RANK]) == ("0", "0")
+            queried = {**chat(1), "nvext": {"annotations": ["query_instance_id:"]}}
+
+            def frontends() -> tuple[str, str]:
+                """Return the choice of the frontend, which may find the workers later than the picker."""
+                answer = cluster.post(queried).json().get("nvext", {}).get("worker_id", {})
+                return str(answer.get("prefill_worker_id")), str(answer.get("decode_worker_id"))
+
+            cluster.wait_until(
+                lambda: frontends() == (headers[PREFILL], headers[WORKER]), "the frontend and the picker disagree"
+            )
+            prefill.send_signal(signal.SIGTERM)
+            prefill.wait(DEADLINE_S)
+            cluster.wait_until(lambda: not picker.is_serving(), "a picker without prefill workers serves")
+            assert picker.refused(json.dumps(chat(1)).encode())[0] == 503
 
 
 def test_stream_of_a_gateway_that_disappears_releases_its_worker(cluster: Cluster) -> None:
-    picker = Picker(cluster, "--router-queue-threshold", "0.001")
-    cluster.wait_until(picker.is_serving, "the picker has no worker")
-    gone = grpc.insecure_channel(f"127.0.0.1:{picker.port}", [("grpc.use_local_subchannel_pool", 1)])
-    for number in (40, 41):
-        GatewayStream(gone).pick(chat(number))
-    gone.close()
-    assert picker.pick(chat(42))[WORKER], "it would wait while both workers are busy"
-    picker.close()
+    with Picker(cluster, "--router-queue-threshold", "0.001") as picker:
+        cluster.wait_until(picker.is_serving, "the picker has no worker")
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{picker.port}", options) as gone:
+            for number in (40, 41):
+                GatewayStream(gone).pick(chat(number))
+        assert picker.pick(chat(42))[WORKER], "it would wait while both workers are busy"
 
 
 @pytest.mark.parametrize(

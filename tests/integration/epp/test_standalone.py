@@ -1,5 +1,6 @@
 """The endpoint picker in standalone mode: engine pods of an InferencePool, their KV events and their render endpoint."""
 
+import contextlib
 import json
 import struct
 import subprocess
@@ -96,6 +97,16 @@ class StandaloneGroup(ProcessGroup):
     def __init__(self, folder: Path, server: KubernetesServer, render: str) -> None:
         super().__init__(folder)
         self.server, self.render, self.event_port = server, render, free_port()
+        self._open = contextlib.ExitStack()
+
+    def stop(self) -> None:
+        """Close what tests opened, also of a test that failed, and end the processes."""
+        self._open.close()
+        super().stop()
+
+    def engine(self, ip: str) -> Engine:
+        """Publish the KV events of an engine."""
+        return self._open.enter_context(contextlib.closing(Engine(ip, self.event_port)))
 
     def pod(self, name: str, ip: str, *, ready: bool = True) -> None:
         """Create a pod that has an address."""
@@ -120,8 +131,10 @@ class StandaloneGroup(ProcessGroup):
         }  # fmt: skip
         argv = ["--host", "127.0.0.1", "--grpc-port", str(port), "--grpc-health-port", str(health)]
         process = self.start(f"epp{len(self.processes)}", [sys.executable, "-m", "dynamo.epp", *argv], given)
-        channels = grpc.insecure_channel(f"127.0.0.1:{port}"), grpc.insecure_channel(f"127.0.0.1:{health}")
-        return *channels, process
+        channel, health_channel = (
+            self._open.enter_context(grpc.insecure_channel(f"127.0.0.1:{one}")) for one in (port, health)
+        )
+        return channel, health_channel, process
 
 
 def is_serving(health: grpc.Channel) -> bool:
@@ -178,17 +191,17 @@ def test_pool_of_engine_pods(group: StandaloneGroup) -> None:
     group.wait_until(lambda: is_serving(health), "no pod was found")
     ids = {str(id_of_name("a")): "127.0.0.2:8000", str(id_of_name("b")): "127.0.0.3:8000"}
 
-    engine = Engine("127.0.0.3", group.event_port)
+    engine = group.engine("127.0.0.3")
 
     def follows_events() -> bool:
         engine.store(tokens_of(words(1000)))
         return all(picked(channel, words(1000))[WORKER] == str(id_of_name("b")) for _ in range(4))
 
     group.wait_until(follows_events, "requests do not follow the cached blocks")
-    found = {
-        headers[WORKER]: headers[DESTINATION] for headers in (picked(channel, words(2000 * n)) for n in range(2, 12))
-    }
-    assert found == ids, "both pods are used for prompts that neither caches"
+    with contextlib.ExitStack() as streams:  # Open together: each adds to the load of its pod.
+        found = [streams.enter_context(GatewayStream(channel)).pick(chat(words(2000 * n))) for n in range(2, 8)]
+    destinations = {headers[WORKER]: headers[DESTINATION] for headers in found}
+    assert destinations == ids, "both pods are used for prompts that neither caches"
 
     assert refused(channel, chat("1 2", "other")) == (404, "Model not found: 'other'; served: m")
     code, message = refused(channel, chat("bad"))
@@ -207,9 +220,6 @@ def test_pool_of_engine_pods(group: StandaloneGroup) -> None:
     call(group.server, "DELETE", f"{POOLS}/pool")
     group.wait_until(lambda: not is_serving(health), "a picker without a pool serves")
     assert refused(channel, chat(words(1)))[0] == 503
-    engine.close()
-    channel.close()
-    health.close()
 
 
 def test_picker_with_replicas_waits_until_it_has_read_their_service(group: StandaloneGroup) -> None:
@@ -227,8 +237,6 @@ def test_picker_with_replicas_waits_until_it_has_read_their_service(group: Stand
     call(group.server, "POST", SLICES, body)
     assert picked(channel, words(1))[WORKER]
     assert process.poll() is None
-    channel.close()
-    health.close()
 
 
 def test_unreachable_tokenizer_is_a_clear_error(group: StandaloneGroup) -> None:
@@ -238,5 +246,3 @@ def test_unreachable_tokenizer_is_a_clear_error(group: StandaloneGroup) -> None:
     wait_until(lambda: is_serving(health), "no pod was found")
     code, message = refused(channel, chat("1 2"))
     assert (code, "the tokenizer service does not answer" in message) == (503, True)
-    channel.close()
-    health.close()

@@ -128,11 +128,11 @@ class Worker:
     def is_ready(self) -> bool:
         return self.process.poll() is None and "worker ready" in self._log.read_text(errors="replace")
 
-    def metrics(self) -> "Counter[str]":
-        """Return its transfer metrics by name and label."""
+    def metrics(self, timeout_s: float = DEADLINE_S) -> "Counter[str]":
+        """Return its transfer metrics by name and label; none if it does not answer in time."""
         found: Counter[str] = Counter()
         with contextlib.suppress(httpx.HTTPError):
-            text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=2.0).text
+            text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=timeout_s).text
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     if sample.name in ("dynamo_component_kv_fetches_total", "dynamo_component_local_prefills_total"):
@@ -169,7 +169,7 @@ class Fleet:
 
     def kill(self, worker: Worker) -> None:
         """Send SIGKILL, after a last scrape of its metrics."""
-        self.seen += worker.metrics()
+        self.seen += worker.metrics(timeout_s=2.0)  # It may be stopped.
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait(DEADLINE_S)
         self.workers.remove(worker)

@@ -77,14 +77,16 @@ class Proxy:
         self._own, self._public = (cluster.folder / name for name in (OWN_REGISTRY, "kv"))
         self._worker = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._port: int = self._listener.getsockname()[1]
         self._flows = threading.Event()
         self._flows.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._copied: dict[Path, int] = {}
         self._is_closed = threading.Event()
         self.stalled_bytes = 0
-        for loop in (self._accept, self._copy_records):
-            threading.Thread(target=loop, daemon=True).start()
+        self._copier = threading.Thread(target=self._copy_records, daemon=True)
+        for thread in (self._copier, threading.Thread(target=self._accept, daemon=True)):
+            thread.start()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -109,7 +111,7 @@ class Proxy:
         address, _, path = rest.partition(b"/")
         if key:
             self._worker = int(address.rpartition(b":")[2])
-            value = b'%b"tcp":"127.0.0.1:%d/%b' % (head, self._listener.getsockname()[1], path)
+            value = b'%b"tcp":"127.0.0.1:%d/%b' % (head, self._port, path)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self._public / ".new-proxy"
         unfinished.write_bytes(value)
@@ -144,6 +146,7 @@ class Proxy:
 
     def close(self) -> None:
         self._is_closed.set()
+        self._copier.join()
         self._flows.set()
         self._listener.close()
         for pair in self._pairs:
@@ -156,9 +159,13 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._worker))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._worker))
+            except OSError:  # The worker has ended.
+                near.close()
+                continue
             self._pairs.append((near, far))
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
@@ -247,6 +254,8 @@ class RequestThread:
         self._url = f"http://127.0.0.1:{cluster.port}/v1/chat/completions"
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
         self._body = {**CHAT, **options, **fields}
+        # Without certificates, which take as long to load as many requests; the clock starts once the client is made.
+        self._client = httpx.Client(timeout=DEADLINE_S, verify=False)
         self.begun_at = time.monotonic()
         self.received_at_s: list[float] = []
         self.status = 0
@@ -255,11 +264,14 @@ class RequestThread:
         self._thread.start()
 
     def _run(self) -> None:
-        with httpx.Client(timeout=DEADLINE_S) as client, client.stream("POST", self._url, json=self._body) as answer:
-            self.status = answer.status_code
-            for piece in answer.iter_text():
-                self.received_at_s.append(time.monotonic())
-                self.text += piece
+        try:
+            with self._client as client, client.stream("POST", self._url, json=self._body) as answer:
+                self.status = answer.status_code
+                for piece in answer.iter_text():
+                    self.received_at_s.append(time.monotonic())
+                    self.text += piece
+        except httpx.TransportError as error:  # Also when a failed test stops the frontend.
+            self.text += f" {error!r}"
 
     @property
     def has_begun(self) -> bool:
@@ -287,6 +299,30 @@ class RequestThread:
         """Return the longest wait for its next chunk."""
         times = [self.begun_at, *self.received_at_s]
         return max(after - before for before, after in pairwise(times))
+
+    def silence_after_s(self, at: float) -> float:
+        """Return the wait for the next chunk at a time, which a fault has."""
+        return next((one for one in self.received_at_s if one > at), at) - at
+
+
+class RunningStream:
+    """Streamed requests one after the other, of which one is running whenever `begin` returns."""
+
+    def __init__(self, cluster: Cluster, **fields: Any) -> None:
+        self._cluster, self._fields = cluster, fields
+        self.requested: list[RequestThread] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Start another stream if the last one has ended, and wait for its first piece."""
+        if not self.requested or self.requested[-1].is_over:
+            self.requested.append(RequestThread(self._cluster, **self._fields))
+        wait_until(lambda: self.requested[-1].has_begun, "the stream never began")
+
+    @property
+    def silence_s(self) -> float:
+        """Return the longest wait for a chunk."""
+        return max(one.silence_s for one in self.requested)
 
 
 def failures(requested: Iterable[RequestThread]) -> list[str]:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import random
 import socket
-import statistics
 import struct
 import time
 from collections.abc import Callable
@@ -23,8 +22,6 @@ PACED = ("--speedup-ratio", "1")
 CLIENTS = 1000
 AT_ONCE = 100
 SEED = 20
-FREED_S = 0.1  # Median over `LEAVES` of the time from the client's close to the engine's release of the request.
-LEAVES = 5
 UNREAD_MB = 64  # Memory limit for one client that never reads, with all buffers in transit.
 
 
@@ -45,73 +42,60 @@ def answers_at_once(cluster: Cluster) -> None:
 
 # Cancellation ----------------------------------------------------------------------------------------------------------
 
+FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"
 
-def time_to_cancel(worker: WorkerProcess, leave: Callable[[], object]) -> float:
-    """Return the seconds from the client's disconnect to its detection by the worker."""
+
+def cancels(worker: WorkerProcess, leave: Callable[[], object]) -> None:
+    """Disconnect a client and wait until the worker has one cancelled request more."""
     name = "dynamo_component_cancellation_total"
     before = worker.metric(name)
-    begun = time.monotonic()
     leave()
-    while worker.metric(name) == before:
-        assert time.monotonic() < begun + DEADLINE_S, "the worker never heard of it"
-    return time.monotonic() - begun
+    wait_until(lambda: worker.metric(name) > before, "the worker never heard of it")
 
 
 def test_disconnect_in_any_phase_cancels_the_request_at_the_worker(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
-        # One slot; a prompt takes 16.7 ms / 0.05 = 330 ms, a token 5.7 ms.
+        # One slot; a prompt takes 16.7 ms / 0.005 = 3.3 s, 2000 tokens of 5.7 ms take 11 s.
         worker = WorkerProcess(
-            cluster, "--speedup-ratio", "0.05", "--decode-speedup-ratio", "20", "--max-num-seqs", "1"
+            cluster, "--speedup-ratio", "0.005", "--decode-speedup-ratio", "200", "--max-num-seqs", "1"
         )
-        seconds: dict[str, list[float]] = {"queued": [], "prefilling": [], "decoding": []}
-        for _ in range(LEAVES):
-            decoding = cluster.connect(request().partition(b"\r\n\r\n")[2])
-            assert b"200 OK" in decoding.recv(65536)
-            queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
-            wait_until(lambda: worker.inflight == 2, "it never reached the worker")
-            seconds["queued"].append(time_to_cancel(worker, queued.close))
-            seconds["decoding"].append(time_to_cancel(worker, decoding.close))
-            prefilling = cluster.connect(request().partition(b"\r\n\r\n")[2])
-            wait_until(lambda: worker.inflight == 1, "it never reached the worker")
-            seconds["prefilling"].append(time_to_cancel(worker, prefilling.close))
-            wait_until(lambda: is_quiet(cluster, worker), "the engine goes on")
-        for phase, times in seconds.items():
-            print(f"cancelled while {phase}: median {statistics.median(times) * 1000:.1f} ms, at most {max(times) * 1000:.1f} ms")  # fmt: skip
-        assert max(map(statistics.median, seconds.values())) < FREED_S
+        decoding = cluster.connect(request().partition(b"\r\n\r\n")[2])
+        wait_until(lambda: worker.metric(FIRST_TOKENS) == 1, "it never began")
+        queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
+        wait_until(lambda: worker.inflight == 2, "it never reached the worker")
+        cancels(worker, queued.close)
+        assert worker.inflight == 1, "it was cancelled only after the request before it"
+        cancels(worker, decoding.close)
+        wait_until(lambda: is_quiet(cluster, worker), "the engine goes on")
+        prefilling = cluster.connect(request().partition(b"\r\n\r\n")[2])
+        wait_until(lambda: worker.inflight == 1, "it never reached the worker")
+        cancels(worker, prefilling.close)
+        assert worker.metric(FIRST_TOKENS) == 1, "it was cancelled only after its prefill"
+        wait_until(lambda: is_quiet(cluster, worker), "the engine goes on")
 
 
 def test_disconnected_client_frees_the_prefill_engine(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
-        # One slot; a prompt takes 16.7 ms / 0.01 = 1.7 s.
+        # One slot; a prompt takes 16.7 ms / 0.004 = 4.2 s.
         prefill = WorkerProcess(
-            cluster, "--disaggregation-mode", "prefill", "--speedup-ratio", "0.01", "--max-num-seqs", "1"
+            cluster, "--disaggregation-mode", "prefill", "--speedup-ratio", "0.004", "--max-num-seqs", "1"
         )
         decode = WorkerProcess(cluster, "--disaggregation-mode", "decode", "--speedup-ratio", "0")
         wait_until(lambda: cluster.post(CHAT).status_code == 200, "the roles do not work together")
-        before = decode.metric("dynamo_component_requests_total")
-        seconds: dict[str, list[float]] = {"queued": [], "running": []}
-        for _ in range(LEAVES):
-            running = cluster.connect(request().partition(b"\r\n\r\n")[2])
-            wait_until(lambda: prefill.inflight == 1, "it never reached the worker")
-            queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
-            wait_until(lambda: prefill.inflight == 2, "it never reached the worker")
-            seconds["queued"].append(time_to_free(prefill, queued.close))
-            seconds["running"].append(time_to_free(prefill, running.close))
-            wait_until(lambda: is_quiet(cluster, prefill), "the engine goes on")
-        print({phase: f"{statistics.median(times) * 1000:.1f} ms" for phase, times in seconds.items()})
-        assert max(map(statistics.median, seconds.values())) < FREED_S
+        before, prefilled = decode.metric("dynamo_component_requests_total"), prefill.metric(FIRST_TOKENS)
+        assert prefilled > 0
+        running = cluster.connect(request().partition(b"\r\n\r\n")[2])
+        wait_until(lambda: prefill.inflight == 1, "it never reached the worker")
+        queued = cluster.connect(request().partition(b"\r\n\r\n")[2])
+        wait_until(lambda: prefill.inflight == 2, "it never reached the worker")
+        cancels(prefill, queued.close)
+        cancels(prefill, running.close)
+        assert prefill.inflight == 0
+        assert prefill.metric(FIRST_TOKENS) == prefilled, "they were cancelled only after a prefill"
+        wait_until(lambda: is_quiet(cluster, prefill), "the engine goes on")
         assert decode.metric("dynamo_component_requests_total") == before, (
             "a decode worker was sent a cancelled request"
         )
-
-
-def time_to_free(worker: WorkerProcess, leave: Callable[[], object]) -> float:
-    """Return the seconds from the client's disconnect until the worker has one request less."""
-    before, begun = worker.inflight, time.monotonic()
-    leave()
-    while worker.inflight >= before:
-        assert time.monotonic() < begun + DEADLINE_S, "the request goes on"
-    return time.monotonic() - begun
 
 
 def test_connection_reset_in_a_stream_cancels_the_request(tmp_path: Path) -> None:
@@ -162,7 +146,7 @@ async def workers_start_and_stop(port: int) -> None:
         async with space:
             await connect_and_leave(port, random.Random(f"{SEED} {number}"))
 
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(3 * DEADLINE_S):
         await asyncio.gather(*(one(number) for number in range(CLIENTS)))
 
 
@@ -177,7 +161,7 @@ def test_thousand_disconnected_clients_leave_no_state(tmp_path: Path) -> None:
         begun_at = time.monotonic()
         asyncio.run(workers_start_and_stop(cluster.port))
         left_at = time.monotonic()
-        answers_at_once(cluster)
+        assert cluster.post(CHAT).status_code == 200
         wait_until(lambda: is_quiet(cluster, worker), "something is left over")
         quiet_s = time.monotonic() - left_at
         wait_until(lambda: [open_files(pid) for pid in pids] <= before, "connections are left open")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.integration.faults.disaggregation import (
     Answer,
     FaultInjector,
@@ -56,7 +56,7 @@ def under_load(served: Fleet, want: list[Answer], blow: Callable[[], None], tota
     load.start(6)
     wait_until(lambda: load.done >= total // 6, "the load did not begin")
     blow()
-    wait_until(lambda: load.is_over, "the load never ended")
+    wait_until(lambda: load.is_over, "the load never ended", 3 * DEADLINE_S)
     assert load.wrong == []
     assert load.done == total
     return load
@@ -92,10 +92,16 @@ def test_unresponsive_prefill_worker_does_not_block_requests(tmp_path: Path, wan
 
 def test_streams_survive_a_killed_decode_worker(tmp_path: Path, want: list[Answer]) -> None:
     with fleet(tmp_path / "fleet") as served:
-        streams = [RequestThread(served, LONG) for _ in range(4)]
+        streams: list[RequestThread] = []
         victim = served.of("decode")[0]
-        running = "dynamo_component_inflight_requests"
-        wait_until(lambda: served.series(victim, running) > 0, "the worker never had a stream")
+
+        def has_stream() -> bool:
+            """Send four streams at a time, until one of them is seen at the worker."""
+            if not any(stream.is_alive() for stream in streams):
+                streams.extend(RequestThread(served, LONG) for _ in range(4))
+            return served.series(victim, "dynamo_component_inflight_requests") > 0
+
+        wait_until(has_stream, "the worker never had a stream")
         Kill(victim.process)
         served.workers.remove(victim)
         for stream in streams:

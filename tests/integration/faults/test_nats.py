@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.nats import NatsServer
 from tests.cluster.processes import wait_until
+from tests.settle import turns, until
 
 from dynamo.core.errors import CannotConnect, ConfigError, ConnectionTimeout, Disconnected, WorkerUnavailable
 from dynamo.protocols.discovery import EndpointId
@@ -33,10 +35,12 @@ from dynamo.runtime.transports.nats.options import NatsOptions
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 ENDPOINT = "ns.comp.generate"
-AWAY_S = 1.0  # How long a request waits for an absent server in these tests: well above what a busy machine adds.
-PING_S = 0.25  # A server without a response to two pings counts as gone; a busy machine may delay it for a moment.
+AWAY_S = 3.0  # How long a request waits for an absent server in these tests: well above what a busy machine adds.
+PING_S = 1.0  # A server without a response to two pings counts as gone; only for tests in which it is.
+PATIENT_S = 60.0  # Timeouts that no test waits for.
+TURNS = 50  # Of the event loop; what needs more of them waits for a timer or a socket.
 
 
 @pytest.fixture
@@ -47,13 +51,13 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture
 def options(server: NatsServer) -> NatsOptions:
-    """Return options with short timeouts."""
+    """Return options with short timeouts; a closed connection shows that the server is gone, pings do not."""
     return NatsOptions(
         server=server.url,
         startup_timeout_s=DEADLINE_S,
         connect_timeout_s=AWAY_S,
         request_timeout_s=AWAY_S,
-        ping_interval_s=PING_S,
+        ping_interval_s=PATIENT_S,
     )
 
 
@@ -147,13 +151,21 @@ class Pair:
         return time.monotonic() - began
 
 
+@asynccontextmanager
+async def running(options: NatsOptions) -> AsyncIterator[Pair]:
+    made = Pair(options)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.caller.shutdown()
+        await made.worker.shutdown()
+
+
 @pytest.fixture
 async def pair(options: NatsOptions) -> AsyncIterator[Pair]:
-    made = Pair(options)
-    await made.start()
-    yield made
-    await made.caller.shutdown()
-    await made.worker.shutdown()
+    async with running(options) as made:
+        yield made
 
 
 async def in_thread(act: Callable[[], Any]) -> None:
@@ -169,9 +181,12 @@ async def test_killed_server_keeps_open_streams_and_fails_new_requests_in_time(p
     reply = await pair.reply()
     reply.token(1)
     await in_thread(server.kill)
-    assert await pair.fails(WorkerUnavailable) < AWAY_S + 1
+    assert await pair.fails(WorkerUnavailable) < 2 * AWAY_S
     await asyncio.sleep(AWAY_S)
-    assert await pair.fails(CannotConnect) < AWAY_S / 2, "the second waits for a server that is known to be away"
+    second = asyncio.ensure_future(pair.fails(CannotConnect))
+    await turns(TURNS)
+    assert second.done(), "the second waits for a server that is known to be away"
+    await second
     reply.token(2)
     reply.finish()
     assert await asyncio.wait_for(open_answer.ended, DEADLINE_S) is None
@@ -180,11 +195,19 @@ async def test_killed_server_keeps_open_streams_and_fails_new_requests_in_time(p
     await pair.answers()
 
 
-async def test_paused_server_is_detected_and_used_after_it_resumes(pair: Pair, server: NatsServer) -> None:
+@pytest.fixture
+async def watchful(options: NatsOptions) -> AsyncIterator[Pair]:
+    """Return a pair that pings the server often."""
+    async with running(replace(options, ping_interval_s=PING_S)) as made:
+        yield made
+
+
+async def test_paused_server_is_detected_and_used_after_it_resumes(watchful: Pair, server: NatsServer) -> None:
+    pair = watchful
     open_answer = await pair.send()
     reply = await pair.reply()
     await in_thread(server.pause)
-    assert await pair.fails(WorkerUnavailable) < 2 * AWAY_S + 1
+    assert await pair.fails(WorkerUnavailable) < 3 * AWAY_S
     reply.token(2)
     reply.finish()
     assert await asyncio.wait_for(open_answer.ended, DEADLINE_S) is None
@@ -195,13 +218,10 @@ async def test_paused_server_is_detected_and_used_after_it_resumes(pair: Pair, s
 
 @pytest.fixture
 async def patient(options: NatsOptions) -> AsyncIterator[Pair]:
-    """Return a pair with long ping timeouts: the faults below are shorter."""
-    made = Pair(replace(options, ping_interval_s=DEADLINE_S, request_timeout_s=DEADLINE_S))
-    await made.start()
-    await made.answers()
-    yield made
-    await made.caller.shutdown()
-    await made.worker.shutdown()
+    """Return a pair with long timeouts: the faults below are shorter."""
+    async with running(replace(options, request_timeout_s=PATIENT_S)) as made:
+        await made.answers()
+        yield made
 
 
 async def test_short_pause_of_the_server_only_delays_requests(patient: Pair, server: NatsServer) -> None:
@@ -220,25 +240,22 @@ async def test_request_in_flight_ends_at_once_when_the_server_is_killed(patient:
     await asyncio.sleep(0.05)
     assert not received.ended.done()
     killing = asyncio.create_task(in_thread(server.kill))
-    began = time.monotonic()
-    assert isinstance(await asyncio.wait_for(received.ended, DEADLINE_S), Disconnected)
-    assert time.monotonic() - began < 1
+    assert isinstance(await asyncio.wait_for(received.ended, DEADLINE_S), Disconnected), "it waits for its timeout"
     await killing
 
 
 async def test_request_to_an_unresponsive_worker_times_out(server: NatsServer, options: NatsOptions) -> None:
-    pair = Pair(options)
-    await pair.start()
     silent = NatsConnection(options, "silent")
-    await silent.start()
-    [instance] = pair.client.instances()
-    assert isinstance(pair.worker.request_plane, NatsPlane)
-    await pair.worker.request_plane._worker.refuse()
-    await silent.subscribe(instance.transport.nats_tcp or "", lambda _: None)
-    assert AWAY_S / 2 < await pair.fails(ConnectionTimeout) < AWAY_S + 1
-    await silent.close()
-    await pair.caller.shutdown()
-    await pair.worker.shutdown()
+    async with running(options) as pair:
+        try:
+            await silent.start()
+            [instance] = pair.client.instances()
+            assert isinstance(pair.worker.request_plane, NatsPlane)
+            await pair.worker.request_plane._worker.refuse()
+            await silent.subscribe(instance.transport.nats_tcp or "", lambda _: None)
+            assert AWAY_S / 2 < await pair.fails(ConnectionTimeout) < DEADLINE_S
+        finally:
+            await silent.close()
 
 
 # Startup -------------------------------------------------------------------------------------------------------
@@ -247,17 +264,18 @@ async def test_request_to_an_unresponsive_worker_times_out(server: NatsServer, o
 async def test_processes_wait_for_a_server_that_starts_late(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = NatsServer(tmp_path)
-    plane = NatsConnection(NatsOptions(server=server.url, startup_timeout_s=DEADLINE_S), "request_plane")
+    plane = NatsConnection(NatsOptions(server=server.url, startup_timeout_s=PATIENT_S), "request_plane")
     starting = asyncio.create_task(plane.start())
-    async with asyncio.timeout(DEADLINE_S):
-        while "not connected to NATS" not in caplog.text:  # noqa: ASYNC110 - a log line triggers no event
-            await asyncio.sleep(0.01)
-    assert f"not connected to NATS at {server.url} (NATS_SERVER)" in caplog.text
-    await in_thread(server.start)
-    await asyncio.wait_for(starting, DEADLINE_S)
-    assert plane.is_up
-    await plane.close()
-    server.close()
+    try:
+        await until(lambda: "not connected to NATS" in caplog.text, "no message names the server")
+        assert f"not connected to NATS at {server.url} (NATS_SERVER)" in caplog.text
+        await in_thread(server.start)
+        await asyncio.wait_for(starting, DEADLINE_S)
+        assert plane.is_up
+    finally:
+        starting.cancel()
+        await plane.close()
+        server.close()
 
 
 async def test_missing_server_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -268,9 +286,12 @@ async def test_missing_server_is_an_error_of_one_line(tmp_path: Path) -> None:
         lambda dispatcher, _: NatsPlane(dispatcher, NatsOptions(server=server.url, startup_timeout_s=0.2)),
         event_plane="mem",
     )
-    with pytest.raises(ConfigError, match=rf"no NATS server at {server.url} \(NATS_SERVER\) within 0.2 s: .*refused"):
-        await runtime.connect()
-    await runtime.shutdown()
+    try:
+        refused = rf"no NATS server at {server.url} \(NATS_SERVER\) within 0.2 s: .*refused"
+        with pytest.raises(ConfigError, match=refused):
+            await runtime.connect()
+    finally:
+        await runtime.shutdown()
 
 
 # Events ----------------------------------------------------------------------------------------------------------
@@ -314,10 +335,8 @@ async def test_every_event_of_an_outage_is_received_or_counted_as_missed(events:
     publisher.publish(b"before")
     assert (await take(subscriber)).payload == b"before"
     await in_thread(server.kill)
-    began = time.monotonic()
     for _ in range(1000):
-        publisher.publish(b"during")
-    assert time.monotonic() - began < 1, "a publisher must not wait for the server"
+        publisher.publish(b"during")  # Would never return if it waited for the server.
     await in_thread(server.start)
     accounted = 1
     async with asyncio.timeout(DEADLINE_S):
@@ -361,11 +380,9 @@ async def test_publisher_drops_excess_events_of_an_outage_and_reports_a_gap(
 async def test_paused_server_does_not_block_a_publisher(events: Events, server: NatsServer) -> None:
     publisher, subscriber = await events.start()
     await in_thread(server.pause)
-    began = time.monotonic()
     for _ in range(200):
-        publisher.publish(bytes(100_000))
+        publisher.publish(bytes(100_000))  # Would never return if it waited for the server.
         await asyncio.sleep(0)
-    assert time.monotonic() - began < 2
     await in_thread(server.resume)
     publisher.publish(b"after")
     async with asyncio.timeout(DEADLINE_S):
@@ -379,9 +396,9 @@ async def test_paused_server_does_not_block_a_publisher(events: Events, server: 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "stream": True}
 LONG_CHAT = {
     **CHAT,
-    "max_tokens": 150,
+    "max_tokens": 1500,
     "stream_options": {"include_usage": True},
-}  # Some seconds at the mocker's default speed.
+}  # Eight and a half seconds at the mocker's default speed.
 
 
 @pytest.fixture
@@ -440,7 +457,7 @@ def test_graph_survives_a_restart_of_its_server(cluster: Cluster, server: NatsSe
     assert refused.status_code >= 500 or '"error":' in refused.text
     assert time.monotonic() - began < 15, "a request hangs while the server is away"
     assert '"error":' not in answer.ended()
-    assert '"completion_tokens":150' in answer.text
+    assert '"completion_tokens":1500' in answer.text
     getattr(server, repair)()
     wait_until(lambda: is_answered(cluster.post(CHAT)), "nothing is answered although the server is back")
     assert cluster.is_live()
@@ -452,7 +469,7 @@ def test_process_reports_the_server_it_waits_for_and_exits_with_one_line(tmp_pat
     with Cluster(tmp_path) as cluster:
         for module, argv in (("mocker", ["--model-name", "m"]), ("frontend", ["--http-port", "0"])):
             process = cluster.run(module, "--request-plane", "nats", *argv, **variables)
-            assert process.wait(30) == 2
+            assert process.wait(60) == 2
             log = (tmp_path / f"{module}{len(cluster.processes) - 1}.log").read_text()
             assert f"not connected to NATS at {absent.url} (NATS_SERVER)" in log
             assert log.splitlines()[-1].startswith(f"error: no NATS server at {absent.url} (NATS_SERVER) within 0.5 s")

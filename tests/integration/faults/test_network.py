@@ -14,22 +14,23 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.processes import DEADLINE_S, wait_until
 from tests.cluster.worker import WorkerProcess
-from tests.integration.faults.injection import CHAT, Proxy, RequestThread, failures, serving
+from tests.integration.faults.injection import CHAT, Proxy, RequestThread, RunningStream, failures, serving
 
 from dynamo.runtime.request_plane import frame
 
 pytestmark = pytest.mark.integration
 
 PACED = ("--speedup-ratio", "1")
+SLOW = ("--speedup-ratio", "0.1")  # 700 tokens take 40 s, in which another worker starts on a busy machine too.
 SEED = 11
 
 
 @contextmanager
-def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
+def behind_proxy(cluster: Cluster, *flags: str) -> Iterator[tuple[WorkerProcess, Proxy]]:
     """Run a worker that the frontend reaches through a proxy, over one open connection."""
     proxy = Proxy(cluster)
     try:
-        worker = WorkerProcess(cluster, *PACED, **proxy.variables)
+        worker = WorkerProcess(cluster, *(flags or PACED), **proxy.variables)
         assert cluster.post(CHAT).status_code == 200
         assert proxy.connections == 1
         yield worker, proxy
@@ -38,14 +39,17 @@ def behind_proxy(cluster: Cluster) -> Iterator[tuple[WorkerProcess, Proxy]]:
 
 
 def test_connection_reset_between_frontend_and_worker_loses_no_token(tmp_path: Path) -> None:
-    with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
+    with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster, *SLOW) as (worker, proxy):
         stream = RequestThread(cluster, max_tokens=700)
         wait_until(lambda: stream.has_begun, "the stream never began")
-        spare = WorkerProcess(cluster, *PACED)
+        spare = WorkerProcess(cluster, "--speedup-ratio", "20")
+        assert not stream.is_over
+        reset_at = time.monotonic()
         proxy.reset()
         assert failures([stream]) == []
-        print(f"reset between frontend and worker: silent for {stream.silence_s * 1000:.0f} ms")
-        assert stream.silence_s < 2
+        silence_s = stream.silence_after_s(reset_at)
+        print(f"reset between frontend and worker: silent for {silence_s * 1000:.0f} ms")
+        assert silence_s < 2
         assert cluster.metric("dynamo_frontend_model_migration_total", migration_type="ongoing_request") == 1
         assert worker.metric("dynamo_component_cancellation_total") == 1
         wait_until(lambda: worker.is_idle and spare.is_idle, "something is left over")
@@ -53,7 +57,7 @@ def test_connection_reset_between_frontend_and_worker_loses_no_token(tmp_path: P
 
 def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: Path) -> None:
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (worker, proxy):
-        streams = [RequestThread(cluster, max_tokens=400) for _ in range(3)]
+        streams = [RequestThread(cluster, max_tokens=1000) for _ in range(3)]  # Six seconds
         wait_until(lambda: all(one.has_begun for one in streams), "not all streams began")
         proxy.reset()
         assert failures(streams) == []
@@ -65,7 +69,7 @@ def test_requests_return_to_the_only_worker_after_a_connection_reset(tmp_path: P
 
 def test_stalled_connection_does_not_delay_later_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYN_TCP_REQUEST_TIMEOUT", "2")
-    monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "1.5")
+    monkeypatch.setenv("DYN_RUNTIME_INHIBITED_DURATION_SECS", "4")
     with serving(tmp_path, "--migration-limit", "3") as cluster, behind_proxy(cluster) as (far, proxy):
         near = WorkerProcess(cluster, *PACED)
         proxy.stall()
@@ -119,19 +123,19 @@ def garbage(dice: random.Random) -> dict[str, bytes]:
 def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = RequestThread(cluster, max_tokens=450)
-        wait_until(lambda: stream.has_begun, "the stream never began")
+        stream = RunningStream(cluster, max_tokens=450)
         dice = random.Random(SEED)
         errors = "dynamo_transport_tcp_errors_total"
         for name, data in garbage(dice).items():
             before = worker.metric(errors)
+            stream.begin()
             send(worker.address, data)
             wait_until(partial(is_more, worker, errors, before), f"{name} was not counted")
-        assert not stream.is_over, "the other stream had ended already"
+        stream.begin()
         for _ in range(200):
             with socket.create_connection(worker.address) as unknown_client:
                 unknown_client.sendall(frame.HELLO[:-1] + dice.randbytes(200))
-        assert failures([stream]) == []
+        assert failures(stream.requested) == []
         assert stream.silence_s < 2
         assert cluster.post(CHAT).status_code == 200
         warnings = [line for line in worker.log.read_text().splitlines() if " WARN " in line]
@@ -143,8 +147,7 @@ def test_malformed_data_on_a_worker_port_is_counted_and_affects_no_request(tmp_p
 def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(tmp_path: Path) -> None:
     with serving(tmp_path) as cluster:
         worker = WorkerProcess(cluster, *PACED)
-        stream = RequestThread(cluster, max_tokens=450)
-        wait_until(lambda: stream.has_begun, "the stream never began")
+        stream = RunningStream(cluster, max_tokens=450)
         dice, address = random.Random(SEED), ("127.0.0.1", cluster.port)
         for data in (
             b"\x16\x03\x01" + dice.randbytes(500),
@@ -153,6 +156,7 @@ def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(t
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
             b"GET / HTTP/9.9\r\n\r\n",
         ):
+            stream.begin()
             received = send(address, data)
             assert received.startswith(b"HTTP/1.1 400 "), received
             assert b'"error":{' in received
@@ -163,12 +167,11 @@ def test_malformed_data_on_the_frontend_port_is_refused_and_affects_no_request(t
             socket.create_connection(address, timeout=DEADLINE_S) as unknown_client,
         ):
             ssl._create_unverified_context().wrap_socket(unknown_client)
+        stream.begin()
         for _ in range(200):
             with socket.create_connection(address) as unknown_client:
                 unknown_client.sendall(dice.randbytes(200))
-        assert failures([stream]) == []
+        assert failures(stream.requested) == []
         assert stream.silence_s < 2
-        begun = time.monotonic()
         assert cluster.post(CHAT).status_code == 200
-        assert time.monotonic() - begun < 2
-        assert worker.metric("dynamo_component_requests_total") == 2
+        assert worker.metric("dynamo_component_requests_total") == len(stream.requested) + 1

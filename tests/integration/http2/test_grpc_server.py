@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from tests.settle import turns
 
 from dynamo.core.errors import StartupError
 from dynamo.http2 import frames, grpc_server
@@ -40,7 +41,7 @@ async def wait(_: GrpcCall) -> None:
 
 
 async def has_started() -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await STARTED.wait()
     STARTED.clear()
 
@@ -109,18 +110,23 @@ async def test_call_that_fails_has_its_status(
 async def test_deadline_cancel_and_lost_client_end_the_method(server: Served) -> None:
     made, port = server
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/s/Wait")(b"", timeout=0.2)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await channel.channel_ready()
+        timeout_s = 0.2
+        while not STARTED.is_set():  # A call of which the time is over before the client has sent it does not start.
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/s/Wait")(b"", timeout=timeout_s)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await turns(10)
+            timeout_s *= 2
         await has_started()
-        assert await made.tasks.wait(10)
+        assert await made.tasks.wait(30)
         call = channel.unary_unary("/s/Wait")(b"")
         await has_started()
         call.cancel()
-        assert await made.tasks.wait(10)
+        assert await made.tasks.wait(30)
         lost = channel.unary_unary("/s/Wait")(b"")
         await has_started()
-    assert await made.tasks.wait(10)
+    assert await made.tasks.wait(30)
     assert lost.done()
     assert ENDED == ["wait"] * 3
 
@@ -134,7 +140,7 @@ async def test_stop_lets_calls_end_and_refuses_others(server: Served) -> None:
         stopping = asyncio.create_task(made.stop(30))
         await asyncio.sleep(0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/s/Echo")(b"2", timeout=10)
+            await channel.unary_unary("/s/Echo")(b"2", timeout=30)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
         await call.write(b"3")

@@ -78,7 +78,8 @@ def webhook(tmp_path: Path) -> Iterator[Object]:
 
 @pytest.fixture
 def client(own_kubernetes: KubernetesServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=own_kubernetes.url, headers={"Authorization": f"Bearer {own_kubernetes.token}"}) as made:
+    headers = {"Authorization": f"Bearer {own_kubernetes.token}"}
+    with httpx.Client(base_url=own_kubernetes.url, headers=headers, timeout=60) as made:
         yield made
 
 

@@ -82,7 +82,7 @@ def test_worker_that_ends_removes_its_records_and_a_deleted_pod_its_object(graph
     pod, process = graph.pod("worker-0")
     assert f"dynamo/backend/generate/{id_of_name('worker-0'):x}" in records(graph.server)["worker-0"]
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     graph.wait_until(lambda: graph.workers() == 0, "a worker that ended is still listed")
     assert records(graph.server)["worker-0"] == []
     call(graph.server, "DELETE", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}")
@@ -119,5 +119,5 @@ def test_process_outside_a_pod_ends_with_one_line_that_names_the_variable(
     graph: KubernetesGraph,
 ) -> None:
     process = graph.run("mocker", "--model-name", MODEL, "--discovery-backend", "kubernetes", POD_UID="")
-    assert process.wait(20) == 2
+    assert process.wait(60) == 2
     assert "POD_UID: required by --discovery-backend kubernetes" in graph.logs()

@@ -4,6 +4,7 @@ import json
 import socket
 
 import pytest
+from benchmarks.ports import free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -36,13 +37,11 @@ async def test_adapters_are_loaded_and_unloaded_and_failures_are_named_per_pod()
     routes = [Route("/v1/loras", loras, methods=["POST"]), Route("/v1/loras/{name:path}", loras, methods=["DELETE"])]
     server = HttpServer(Starlette(routes=routes), ServerLimits())
     await server.start(socket.create_server(("127.0.0.1", 0)))
-    closed = socket.create_server(("127.0.0.1", 0))
     pods = [
         ServingPod(f"http://127.0.0.1:{server.port}", "good", "1"),
         ServingPod(f"http://localhost:{server.port}", "bad", "2"),
-        ServingPod(f"http://127.0.0.1:{closed.getsockname()[1]}", "gone", "3"),
+        ServingPod(f"http://127.0.0.1:{free_port()}", "gone", "3"),
     ]
-    closed.close()
     try:
         found = await AdapterLoader().load(MODEL, pods)
         assert await AdapterLoader().unload(MODEL, pods[:1]) == {"1": None}

@@ -331,7 +331,7 @@ def test_shared_objects_are_deleted_with_the_last_graph(run: Callable[[Case], No
             for name in ("chat", "other"):
                 await cluster.until(is_successful(1), name)
             [service] = [one for one in await cluster.names(SERVICES) if one.startswith("dynamo-model-")]
-            await asyncio.sleep(0.5)
+            await cluster.until_at_rest(operator)
             before = operator.applier.counts.total
             await asyncio.sleep(1.0)
             assert operator.applier.counts.total == before
@@ -346,7 +346,10 @@ def test_shared_objects_are_deleted_with_the_last_graph(run: Callable[[Case], No
             assert "planner-serviceaccount" in await cluster.names(SERVICE_ACCOUNTS)
             await cluster.client.delete(GRAPHS, "other", SPACE)
             await gone_and_back(cluster, service, is_present=False)
-            assert "planner-serviceaccount" not in await cluster.names(SERVICE_ACCOUNTS)
+            deadline = time.monotonic() + DEADLINE_S
+            while "planner-serviceaccount" in await cluster.names(SERVICE_ACCOUNTS):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
 
     run(case)
 

@@ -142,7 +142,7 @@ def test_an_edit_during_an_outage_is_reconciled_after_it(run: Callable[[Case], N
 
 def test_second_operator_takes_over_when_the_leader_is_killed(run: Callable[[Case], None]) -> None:
     async def case(cluster: OperatedCluster) -> None:
-        timings = LeaseTimings(duration_s=2, renew_deadline_s=1.5, retry_s=0.2)
+        timings = LeaseTimings(duration_s=10, renew_deadline_s=8.0, retry_s=0.2)
         first, second = DyingClient(4), KubeClient()
         leader = Operator(
             first, OperatorSettings(), election=LeaderElection(first, LeaseName(SPACE, "lock"), "one", timings=timings)

@@ -77,9 +77,9 @@ def test_graph_becomes_a_pod_clique_set_and_no_writes_follow(run: Callable[[Case
             assert len(await cluster.names(PODS)) == 5
             stored = await cluster.client.get(GRAPHS, "chat", SPACE)
             assert stored is not None and stored["metadata"]["annotations"][WORKLOAD_PROVIDER] == "grove"
-            await asyncio.sleep(0.5)
+            await cluster.until_at_rest(operator)
             before = operator.applier.counts.total
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.0)
             assert operator.applier.counts.total == before
 
     run(case)
@@ -112,8 +112,8 @@ def test_group_of_an_ended_engine_starts_again_and_the_others_continue(run: Call
             while {name for name, uid in (await pods()).items() if before[name] != uid} != {"ldr-1", "wkr-1-1"}:
                 assert time.monotonic() < deadline, await pods()
                 await asyncio.sleep(0.05)
-        events = await cluster.client.list(EVENTS, SPACE)  # The operator writes the last ones when it ends.
-        assert "FailoverCascade" in {one["reason"] for one in events.items}
+        # The operator writes the last ones when it ends.
+        assert "FailoverCascade" in {one["reason"] for one in await events(cluster)}
 
     run(case)
 
@@ -154,14 +154,21 @@ def test_a_new_image_is_rolled_in_place_and_a_restart_reaches_every_pod(run: Cal
             assert await cluster.names(POD_CLIQUES) == cliques
             after = await generations(cluster)
             assert len(pods) == len(after) == 1 and pods != after
-            events = await cluster.client.list(EVENTS, SPACE)
-            assert "RollingUpdateNotSupported" in {one["reason"] for one in events.items}
+            deadline = time.monotonic() + DEADLINE_S  # Events are written after statuses.
+            while "RollingUpdateNotSupported" not in {one["reason"] for one in await events(cluster)}:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
             await cluster.apply(several_nodes("image:2", restart={"id": "r1"}))
             await cluster.until(lambda found: (found.get("restart") or {}).get("phase") == "Completed")
             for pod in (await cluster.client.list(PODS, SPACE)).items:
                 assert pod["metadata"]["annotations"][RESTART_AT] == "r1"
 
     run(case)
+
+
+async def events(cluster: OperatedCluster) -> Sequence[Object]:
+    """Return the events of the namespace."""
+    return (await cluster.client.list(EVENTS, SPACE)).items
 
 
 async def generations(cluster: OperatedCluster) -> set[str]:
@@ -300,4 +307,4 @@ def is_ready(port: int) -> bool:
 
 
 def metrics(port: int) -> str:
-    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text

@@ -23,7 +23,6 @@ from tests.cluster.kubernetes.operated import (
     run_on,
 )
 from tests.cluster.kubernetes.running import KubernetesServer
-from tests.settle import until
 
 from dynamo.k8s.client import KubeClient
 from dynamo.k8s.informer import Informer, ObjectKey
@@ -346,7 +345,7 @@ def test_deployed_request_causes_no_writes_and_follows_its_graph(run: Callable[[
         async with cluster.operator() as operator, Profiler(requests):
             await cluster.client.create(GRAPH_REQUESTS, request(), SPACE)
             await requests.until_phase("Deployed")
-            await until(lambda: operator.is_idle)
+            await cluster.until_at_rest(operator)
             before = operator.applier.counts.total
             await asyncio.sleep(1.0)
             assert operator.applier.counts.total == before

@@ -76,8 +76,8 @@ def test_kv_peer_prefix_is_copied_from_the_peer_that_caches_it(
 ) -> None:
     one, other = make(), make()
     if not is_shared:
-        assert other._peers is not None
-        members = other._peers._puller._members
+        assert other._io.peers is not None
+        members = other._io.peers._puller._members
         for transport in [one for one, member in members.items() if not isinstance(member, TcpPuller)]:
             monkeypatch.delitem(members, transport)
     offload(one, 1, 2, 3)
@@ -183,11 +183,11 @@ def test_peer_whose_lease_cannot_be_released_still_gives_its_blocks(
 ) -> None:
     one, other = make(), make()
     offload(one, 1)
-    assert other._peers is not None
+    assert other._io.peers is not None
 
     def fail(descriptor: object) -> None:
         raise SourceUnreachable("gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(other._peers._puller, "release", fail)
+        broken.setattr(other._io.peers._puller, "release", fail)
         assert fetched(other, address_of(one), 1) == [1]

@@ -16,7 +16,7 @@ from dynamo.mocker.simulation.rules import EngineType, TransferRules
 from dynamo.protocols.engine import BootstrapInfo
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 60.0
 HANDOFF_ID = bytes(range(16))
 IDENTITY = {
     "handoff_id": "00010203-0405-0607-0809-0a0b0c0d0e0f",

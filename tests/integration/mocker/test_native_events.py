@@ -15,7 +15,7 @@ from dynamo.mocker.native_events import NativeEvents, native
 from dynamo.protocols.kv_events import Cleared, Removed, Stored, StoredBlock
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 60.0
 STORED = Stored(3, None, [StoredBlock(11, 1), StoredBlock(12, 2)])
 TOKENS = {11: [5, 6], 12: [7, 8]}
 

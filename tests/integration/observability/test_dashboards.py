@@ -35,7 +35,7 @@ PLANNER_CONFIG = {
     "decode_engine_num_gpu": 1, "prefill_engine_num_gpu": 1, "load_predictor": "constant", "throughput_adjustment_interval": 10,
 }  # fmt: skip
 MOCKER = ("--model-name", MODEL, "--num-gpu-blocks-override", "300", "--block-size", "16")
-ALERTS_OF_THE_MACHINE = {"DynamoEventLoopStalls"}
+ALERTS_OF_THE_MACHINE = {"DynamoEventLoopStalls", "DynamoPlannerLate"}
 """Alerts that mean too little CPU, which tests that run side by side may cause."""
 AFTER_FIRST_USE = {"dynamo_component_errors_total"}
 """Metrics whose series appear when something fails, as upstream's."""
@@ -177,6 +177,14 @@ def wait_filled(graph: Graph, dashboard: Dashboard) -> None:
         raise AssertionError(f"empty panels of {dashboard.name}: {empty_panels(graph, dashboard)}") from error
 
 
+def wait_quiet(graph: Graph) -> None:
+    """Return when no alert fires: a scrape that takes longer than a second on a busy machine has one fire for a moment."""
+    try:
+        wait_until(lambda: not graph.prometheus.firing() - ALERTS_OF_THE_MACHINE, "")
+    except AssertionError as error:
+        raise AssertionError(f"alerts: {graph.prometheus.firing()}") from error
+
+
 @requires_prometheus
 @pytest.mark.parametrize("dashboard", LIVE, ids=lambda one: one.name)
 def test_no_panel_of_a_disaggregated_graph_with_a_planner_is_empty(graph: Graph, dashboard: Dashboard) -> None:
@@ -190,7 +198,7 @@ def test_no_panel_of_an_aggregated_graph_is_empty_and_no_alert_fires(tmp_path: P
         for dashboard in (OVERVIEW, ENGINES, *([KV_ROUTER] if router_mode == "kv" else ())):
             wait_filled(graph, dashboard)
         wait_until(lambda: graph.values("dynamo:ttft_slow:ratio_rate5m"), "the rules have no values")
-        assert graph.prometheus.firing() - ALERTS_OF_THE_MACHINE == set()
+        wait_quiet(graph)
 
 
 @requires_prometheus
@@ -218,7 +226,7 @@ def test_recording_rules_have_values(graph: Graph) -> None:
 
 @requires_prometheus
 def test_a_killed_worker_alerts(graph: Graph) -> None:
-    assert graph.prometheus.firing() - ALERTS_OF_THE_MACHINE == set()
+    wait_quiet(graph)
     for worker in graph.workers[1:]:
         worker.kill()
         worker.wait()

@@ -184,7 +184,8 @@ async def never_begins(requested: ReceivedRequest) -> None:
 )  # fmt: skip
 async def test_each_failure_has_its_error_class(server: Server, page: Any, kind: type[Exception]) -> None:
     server.pages["/v1/chat/completions"] = page
-    engine = text(server, stream_timeout_s=0.2, first_byte_timeout_s=0.2)
+    timeout_s = 0.2 if kind is ResponseTimeout else DEADLINE_S
+    engine = text(server, stream_timeout_s=timeout_s, first_byte_timeout_s=timeout_s)
     async with started(engine):
         _, error = await ended(engine, CHAT)
     assert type(error) is kind

@@ -5,10 +5,10 @@ import os
 import re
 import signal
 import sys
-import threading
 import urllib.error
 import urllib.request
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,13 +78,15 @@ def test_router_without_events_and_requests_above_a_threshold_are_named(group: P
     frontend.wait_listed()
     assert {complete(frontend) for _ in range(20)} == {200}
     statuses: list[int] = []
-    threads = [threading.Thread(target=lambda: statuses.append(complete(frontend, "long " * 400))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def is_refused() -> bool:
+        """Send requests at once until one meets another one in its prefill."""
+        with ThreadPoolExecutor(8) as clients:
+            statuses.extend(clients.map(lambda _: complete(frontend, "long " * 400), range(8)))
+        return 529 in statuses
+
+    group.wait_until(is_refused, "no request was refused")
     refused = statuses.count(529)
-    assert refused
     findings = found(group, frontend)
     assert "no KV event applied" in findings.evidence("router-without-events")
     assert f"{refused} requests refused because all workers were above" in findings.evidence("requests-refused")

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.cluster.processes import DEADLINE_S
 
 from dynamo.core.errors import ConfigError
 from dynamo.planner.config.planner_config import parse
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kserve]
 ENGINE = EngineCapabilities(num_gpu=1, context_length=4096, max_kv_tokens=100_000)
 CAPABILITIES = WorkerCapabilities(prefill=ENGINE, decode=ENGINE)
 SECRET = {"trusted_sources": ["static_secret"], "static_secrets": {"secret": "team"}}
-INSECURE = {"allow_insecure_grpc": True, "request_timeout_seconds": 2.0}
+INSECURE = {"allow_insecure_grpc": True, "request_timeout_seconds": DEADLINE_S}
 
 
 @dataclass
@@ -115,23 +116,26 @@ async def test_grpc_plugin_receives_the_observations_and_sets_the_workers(caplog
 
 async def test_hanging_plugin_times_out_and_opens_its_circuit(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dynamo.planner.audit")
-    plugin = ProposingPlugin(delay_s=60.0)
+    plugin = ProposingPlugin(delay_s=10 * DEADLINE_S)
     async with served(plugin) as endpoint:
         raw = raw_config(endpoint, transport={**INSECURE, "request_timeout_seconds": 0.05})
         async with hosted(raw) as (_, _, tick):
             decisions = [await tick() for _ in range(6)]
     assert all(one.scale_to is None for one in decisions)
-    assert len(plugin.requests) == 5
-    assert any("plugin_timeout" in line for line in caplog.messages)
-    assert any("plugin_circuit_open" in line for line in caplog.messages)
+    # A request that times out on a busy machine before it is received is counted as a timeout, too.
+    assert [sum(word in line for line in caplog.messages) for word in ("plugin_timeout", "plugin_circuit_open")] == [
+        5,
+        1,
+    ]
+    assert len(plugin.requests) <= 5
 
 
 async def test_slow_plugin_does_not_extend_the_tick_beyond_its_limit() -> None:
-    async with served(ProposingPlugin(delay_s=60.0)) as endpoint:
+    async with served(ProposingPlugin(delay_s=10 * DEADLINE_S)) as endpoint:
         raw = raw_config(endpoint)
         raw["scheduling"]["tick_max_duration_seconds"] = 0.1
         async with hosted(raw) as (_, _, tick):
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(DEADLINE_S):
                 decision = await tick()
     assert decision.scale_to is None
 
@@ -162,7 +166,7 @@ async def registry_call(address: str, method: str, **fields: Any) -> Any:
             request_serializer=CLASSES[kind].SerializeToString,
             response_deserializer=CLASSES[f"{method}Response"].FromString,
         )
-        return await call(CLASSES[kind](**fields), timeout=5.0)
+        return await call(CLASSES[kind](**fields), timeout=DEADLINE_S)
 
 
 async def test_plugin_registers_itself_and_its_ticks_replay() -> None:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,15 @@ def test_planner_scales_up_under_load_and_its_record_replays_to_the_same_decisio
         cluster.mocker(*SMALL)
         folder = started(cluster)
         cluster.wait_until(lambda: len(lines(folder)) > 1, "no tick was recorded")
-        sent = [clients.submit(cluster.post, CHAT) for _ in range(12)]
-        cluster.wait_until(lambda: decided(folder, wants_more), "it never scaled up")
+        sent: list[Future[httpx.Response]] = []
+
+        def has_scaled() -> bool:
+            """Keep twelve requests in progress."""
+            running = sum(not one.done() for one in sent)
+            sent.extend(clients.submit(cluster.post, CHAT) for _ in range(12 - running))
+            return decided(folder, wants_more)
+
+        cluster.wait_until(has_scaled, "it never scaled up")
         assert [one.result().status_code for one in sent] == [200] * len(sent)
         wait_until(
             lambda: list((tmp_path / "kv" / "v1").glob("**/num%5Fdecode%5Fworkers")), "no decision was published"

@@ -53,4 +53,4 @@ def test_recommended_deployment_is_served_with_simulated_engines(tmp_path: Path)
         assert answer.json()["usage"]["completion_tokens"] == 4
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)

@@ -18,7 +18,7 @@ from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.health import SystemHealth
 from dynamo.runtime.system import SystemServer
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 ASSET = "/v1/metadata/m/_base/tokenizer.json"
 
 

@@ -1,5 +1,7 @@
 """Admission: counts running requests, queues some, and rejects the rest."""
 
+import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo.backend.admission import Admission, TracedReply, request_facts
+from dynamo.backend.admission import Admission, AdmittedRequest, TracedReply, request_facts
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import json_encode, msgpack_encode
 from dynamo.core.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, Unknown, WorkerOverloaded
@@ -160,6 +162,32 @@ def test_request_refused_by_the_engine_occupies_no_slot() -> None:
     with pytest.raises(InvalidArgument):
         gate.enter(REQUEST, ReceivedOutput())
     assert gate.requests == 0
+
+
+@pytest.mark.parametrize("way", ["refused", "overloaded", "cancelled", "cut", "failed"])
+def test_request_without_output_is_in_no_reference_cycle(way: str) -> None:
+    gate, engine = admission(slots=0 if way == "overloaded" else 1)
+    engine.refuses = InvalidArgument("too long") if way == "refused" else None
+    received = ReceivedOutput()
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, AdmittedRequest) for one in gc.get_objects())
+        with contextlib.suppress(DynamoException):
+            gate.enter(REQUEST, received)
+        if way == "cancelled":
+            received.leave()
+        elif way == "cut":
+            gate.cut(Unknown("broken"))
+        elif way == "failed":
+            engine.running.pop().fail(Unknown("broken"))
+        engine.running.clear()
+        engine.cancelled.clear()
+        engine.refuses = None  # Its traceback has the frames.
+        received._callback = lambda: None
+        assert sum(isinstance(one, AdmittedRequest) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_queued_request_refused_by_the_engine_receives_the_error() -> None:

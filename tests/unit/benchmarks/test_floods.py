@@ -1,16 +1,20 @@
 """Attacks are valid JSON of the size they are named for, and a delay is attributed to the machine or to the frontend."""
 
+import io
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
-from benchmarks.floods import LIMIT_MS, FloodsConfig, Window, effect, line, markdown, median_of, volley
-from benchmarks.floods_attacks import Attack
-from benchmarks.floods_connections import FINAL, PING, TEXT, frame
-from benchmarks.floods_frontend import RECORD, LoopLag
-from benchmarks.floods_records import lag_file, read_lags
-from benchmarks.floods_send import request_bytes
-from benchmarks.floods_surfaces import SURFACES, Surface
+from benchmarks.floods.__main__ import LIMIT_MS, FloodsConfig, Window, effect, line, markdown, median_of, volley
+from benchmarks.floods.attacks import Attack
+from benchmarks.floods.connections import FINAL, PING, TEXT, frame
+from benchmarks.floods.frontend import RECORD, LoopLag
+from benchmarks.floods.late_stacks import LateStacks
+from benchmarks.floods.records import lag_file, read_lags
+from benchmarks.floods.send import request_bytes
+from benchmarks.floods.surfaces import SURFACES, Surface
 
 from dynamo.core.errors import ConfigError
 
@@ -87,3 +91,35 @@ def test_crowd_makes_the_attack_once_for_each_client() -> None:
 
     assert volley(7, shot, 3) == (200, "done")
     assert ports == [7, 7, 7]
+
+
+def hold(entered: threading.Event, leave: threading.Event) -> None:
+    entered.set()
+    leave.wait()
+
+
+def test_stacks_are_written_only_while_the_loop_is_late() -> None:
+    now_s = 1.0
+    out = io.StringIO()
+    late = LateStacks(out, 0.03, lambda: now_s)
+    entered, leave = threading.Event(), threading.Event()
+    holder = threading.Thread(target=hold, args=(entered, leave), name="holder")
+    holder.start()
+    try:
+        entered.wait()
+        late.beat()
+        now_s = 1.02
+        assert not late.look(sys._current_frames())
+        assert not out.getvalue()
+        now_s = 1.05
+        assert late.look(sys._current_frames())
+        late.beat()
+        assert not late.look(sys._current_frames())
+    finally:
+        leave.set()
+        holder.join()
+    text = out.getvalue()
+    assert text.startswith("--- 1.0500: late 50.0 ms, 30.0 ms since the last look")
+    assert "holder: " in text
+    assert f"{__file__}:" in text and " hold\n" in text
+    assert text.count("---") == 1

@@ -16,7 +16,7 @@ from dynamo.core.errors import ConfigError
 
 FOLDER = Path(suite.__file__).parent
 PARTS = {
-    "bare_writer", "epp_servers", "fake_openai", "floods_frontend", "floods_kserve", "floods_records",
+    "bare_writer", "epp_servers", "fake_openai", "floods.frontend", "floods.kserve", "floods.records",
     "loadgen", "metronome", "peer",
     "planner_peer", "replay_fit", "replay_peer_run", "router_cases", "suite",
 }  # fmt: skip
@@ -29,9 +29,15 @@ def test_programs_exist_and_are_named_once() -> None:
     assert [name for name in names if importlib.util.find_spec(f"benchmarks.{name}") is None] == []
 
 
+def module_name(path: Path) -> str:
+    """Return the name with which a program is run: `python -m benchmarks.NAME`."""
+    return ".".join(path.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__main__")
+
+
 def test_every_program_that_measures_is_in_the_suite_and_writes_a_result_file() -> None:
     names = {one.name for one in PROGRAMS}
-    runnable = {path.stem: path.read_text() for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
+    texts = {module_name(path): path.read_text() for path in FOLDER.rglob("*.py")}
+    runnable = {name: text for name, text in texts.items() if 'if __name__ == "__main__":' in text}
     assert set(runnable) - names <= PARTS, "add the program to benchmarks.suite.PROGRAMS"
     assert [name for name in sorted(names) if "write_result" not in runnable[name]] == []
 

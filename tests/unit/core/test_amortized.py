@@ -1,11 +1,12 @@
 """Work that grows with the number of workers is merged once it is no longer cheap."""
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
 
-from dynamo.core.amortized import AmortizedUpdate, AmortizedValue, LoopTurn
+from dynamo.core.amortized import AmortizedUpdate, AmortizedValue, LoopTurn, SingleTurns
 
 
 class Work:
@@ -73,6 +74,39 @@ async def test_loop_turn_yields_once_it_has_lasted_long(monkeypatch: pytest.Monk
     await turn.yield_if_long()
     assert ran
     assert turn._ends_at > 0, "its next turn begins"
+
+
+async def test_what_arrives_during_a_single_turn_is_read_before_the_next() -> None:
+    single, ran = SingleTurns(), list[str]()
+    readable, writable = os.pipe()
+
+    async def work(name: str) -> None:
+        for _ in range(2):
+            await single.take()
+            ran.append(name)
+            os.write(writable, b"x")
+
+    asyncio.get_running_loop().add_reader(readable, lambda: ran.append(os.read(readable, 9).decode()))
+    try:
+        await asyncio.gather(work("a"), work("b"), work("c"))
+        await single.take()
+    finally:
+        asyncio.get_running_loop().remove_reader(readable)
+        os.close(readable)
+        os.close(writable)
+    assert sorted(ran[::2]) == ["a", "a", "b", "b", "c", "c"]
+    assert ran[1::2] == ["x"] * 6
+
+
+def test_single_turn_of_a_closed_loop_is_free_for_another_one() -> None:
+    single = SingleTurns()
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        taking = loop.create_task(single.take())
+        taking.add_done_callback(lambda _, loop=loop: loop.stop())  # type: ignore[misc]
+        loop.run_forever()
+        loop.close()
+        assert taking.done()
 
 
 async def test_amortized_update_does_not_run_once_closed() -> None:

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,11 +48,21 @@ def test_imports_within_the_block_run_without_collections_and_their_objects_are_
     assert gc.get_freeze_count() >= frozen + len(kept)
 
 
+def test_command_is_imported_without_rarely_used_modules(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(
+        "import html, sys\n"
+        "def main():\n    print('html.entities' in sys.modules, html.escape('<'), 'html.entities' in sys.modules)\n    return 3\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom dynamo.core.interpreter import run_command; run_command('command')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "False &lt; True\n", "")
+
+
 COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "serve": ("dynamo.cli.serve", 270, ("numpy", "zmq", "starlette", "uvicorn", "jinja2", "email", "dynamo.serving", "dynamo.parsers.registry")),
     "status": ("dynamo.cli.machine_graphs", 270, ("numpy", "starlette", "uvicorn", "dynamo.serving")),
     "mocker": ("dynamo.mocker.engine", 400, ("numpy", "email", "starlette", "uvicorn", "tokenizers", "dynamo.parsers.registry")),
-    "worker": ("dynamo.backend.worker", 330, ("numpy", "email", "starlette", "uvicorn", "tokenizers", "dynamo.kvbm", "dynamo.parsers.registry")),
+    "worker": ("dynamo.backend.process", 330, ("numpy", "email", "starlette", "uvicorn", "tokenizers", "dynamo.kvbm", "dynamo.parsers.registry")),
     "cpu": ("dynamo.cpu.engine", 500, ("starlette", "uvicorn", "tokenizers", "dynamo.parsers.registry", "dynamo.kvbm.metrics", "dynamo.llm.register")),
     "router": ("dynamo.router.main", 350, ("numpy", "email", "starlette", "uvicorn", "tokenizers", "dynamo.serving")),
     "planner": ("dynamo.planner.process", 600, ("scipy", "pandas", "plotly", "tokenizers", "jinja2", "dynamo.serving", "dynamo.http")),

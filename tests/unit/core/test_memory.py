@@ -2,10 +2,12 @@
 
 import ctypes
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from dynamo.core.memory import free_buffer, release_pages, resident_bytes, trim_memory, unwritten_buffer
+from dynamo.core.memory import free_buffer, free_lists, release_pages, resident_bytes, trim_memory, unwritten_buffer
+from dynamo.core.slices import SLICE_VALUES
 
 
 def test_memory_trim_releases_all_free_memory() -> None:
@@ -63,3 +65,13 @@ def test_an_unwritten_buffer_takes_memory_only_where_it_is_written() -> None:
     buffer[-3:] = b"end"
     assert bytes(buffer[-3:]) == b"end"
     assert unwritten_buffer(0) == b""
+
+
+def test_lists_are_freed_in_parts_only_if_nothing_else_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("dynamo.core.memory.FREE_WAITS_S", (0.1, 0.2))
+    monkeypatch.setattr("dynamo.core.memory.time", SimpleNamespace(sleep=waits.append))
+    shared = [1, 2]
+    held: list[list[int]] = [list(range(3 * SLICE_VALUES)), shared, [], [0]]
+    assert free_lists(held) == 3
+    assert (shared, held, waits) == ([1, 2], [], [0.1, 0.2])

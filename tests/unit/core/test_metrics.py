@@ -40,6 +40,22 @@ def test_metrics_text_is_readable_by_prometheus() -> None:
     assert samples["d_seconds_sum"] == {(("model", "m"),): 7.6}
 
 
+def test_metrics_histogram_includes_what_its_sources_record_when_it_is_rendered() -> None:
+    registry = MetricsRegistry()
+    times = registry.histogram("d_seconds", "Times", (), [1.0]).labels()
+    late = [0.5, 2.0]
+
+    def record() -> None:
+        while late:
+            times.observe(late.pop())
+
+    times.add_source(record)
+    assert parse(registry.render())["d_seconds_sum"] == {(): 2.5}
+    late.append(4.0)
+    times.remove_source(record)
+    assert parse(registry.render())["d_seconds_sum"] == {(): 2.5}
+
+
 def test_metrics_family_without_labels_is_exposed_before_its_first_sample() -> None:
     registry = MetricsRegistry()
     registry.counter("plain_total", "p")

@@ -1,9 +1,11 @@
 """Metrics of thousands of workers are rendered in turns, once for all scrapers of the same time."""
 
 import asyncio
+import threading
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from tests.scrapes import SERIES, fill, turns_during
 from tests.settle import turns
 
 from dynamo.core import amortized
@@ -11,25 +13,12 @@ from dynamo.core.metrics import CONTENT_TYPE, MetricsRegistry
 from dynamo.core.metrics_page import MetricsPage
 from dynamo.core.openmetrics import OPENMETRICS_TYPE
 
-SERIES = 2000
-
 
 @pytest.fixture
 def registry() -> MetricsRegistry:
     registry = MetricsRegistry()
-    family = registry.gauge("load", "Load of a worker", ["worker"])
-    for worker in range(SERIES):
-        family.labels(worker=str(worker)).set(worker)
+    fill(registry)
     return registry
-
-
-async def count_turns(task: "asyncio.Task[tuple[str, bytes]]") -> int:
-    """Return how often another task gets a turn before this one ends."""
-    count = 0
-    while not task.done():
-        count += 1
-        await turns()
-    return count
 
 
 async def test_page_has_the_text_of_the_registry(registry: MetricsRegistry) -> None:
@@ -46,8 +35,19 @@ async def test_page_in_openmetrics_has_all_samples_and_an_end(registry: MetricsR
 async def test_other_tasks_run_while_a_page_is_rendered(
     registry: MetricsRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amortized, "TURN_S", 0.0)
-    assert await count_turns(asyncio.create_task(MetricsPage(registry).respond(""))) > SERIES / 2
+    assert await turns_during(MetricsPage(registry).respond(""), monkeypatch) > SERIES / 2
+
+
+async def test_text_of_another_source_is_made_in_a_thread(registry: MetricsRegistry) -> None:
+    threads: list[threading.Thread] = []
+
+    def text() -> str:
+        threads.append(threading.current_thread())
+        return "engine_steps 1"
+
+    registry.add_text(text)
+    assert (await MetricsPage(registry).respond(""))[1].endswith(b"\nengine_steps 1\n")
+    assert threads and threading.current_thread() not in threads
 
 
 async def test_scrapes_at_the_same_time_share_one_rendering(

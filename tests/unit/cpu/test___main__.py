@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.backend import worker
+from dynamo.backend import process
 from dynamo.core.errors import ConfigError
 from dynamo.cpu import __main__ as command
 from dynamo.cpu import blas
@@ -18,7 +18,7 @@ def test_cpu_command_line_starts_a_worker(monkeypatch: pytest.MonkeyPatch) -> No
         seen.update(options=options, engine=make_engine())
         return 3
 
-    monkeypatch.setattr(worker, "run_worker", run_worker)
+    monkeypatch.setattr(process, "run_worker", run_worker)
     monkeypatch.setattr(blas, "prepare", lambda threads, variables: seen.update(threads=threads))
     monkeypatch.setattr(sys, "argv", ["dynamo.cpu", "--threads", "2", "--model-name", "mine"])
     assert command.main() == 3

@@ -2,10 +2,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.cpu.attention import DecodeGroup, KvCache, Prefill, TokenSpan, plan
+from dynamo.cpu import prefill
+from dynamo.cpu.attention import KvCache, StepAttention
+from dynamo.cpu.prefill import Scratch
+from dynamo.cpu.spans import TokenSpan
 
 KV_HEADS, GROUP, DIM, SLOTS = 2, 2, 4, 400
 
@@ -46,20 +50,36 @@ def batches(draw: Any) -> list[TokenSpan]:
     return spans
 
 
-@settings(max_examples=60, deadline=None)
-@given(batches())
-def test_paged_attention_equals_plain_attention(spans: list[TokenSpan]) -> None:
+def output(spans: list[TokenSpan]) -> tuple[Any, Any]:
+    """Attention output and that of the naive computation."""
     rng = np.random.default_rng(1)
     rows = sum(span.count for span in spans)
     queries = rng.standard_normal((rows, KV_HEADS, GROUP, DIM)).astype(np.float32)
     keys, values = rng.standard_normal((2, KV_HEADS, SLOTS, DIM)).astype(np.float32)
     out = np.full_like(queries, np.nan)
-    groups = plan(spans, KV_HEADS, GROUP)
+    attention = StepAttention(spans, KV_HEADS, GROUP, [Scratch(KV_HEADS, GROUP, DIM)])
     for _ in range(2):  # As in two layers: the state of the first must not affect the second.
-        for group in groups:
-            group.attend(queries, keys, values, out)
+        for task in attention.tasks(queries, keys, values, out):
+            task()
     want = np.concatenate([naive(queries, keys, values, span) for span in spans])
-    assert np.allclose(out, want, atol=1e-5)
+    return out, want
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_paged_attention_equals_plain_attention(spans: list[TokenSpan]) -> None:
+    got, want = output(spans)
+    assert np.allclose(got, want, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_paged_attention_in_small_tiles_equals_plain_attention(spans: list[TokenSpan]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"QUERIES_MAX": 6, "COLUMNS_MAX": 10, "KEYS_MAX": 13, "SCORES_MAX": 200}.items():
+            patch.setattr(prefill, name, value)
+        got, want = output(spans)
+    assert np.allclose(got, want, atol=1e-5)
 
 
 def test_paged_attention_does_not_pad_sequences_of_different_length_together() -> None:
@@ -69,9 +89,8 @@ def test_paged_attention_does_not_pad_sequences_of_different_length_together() -
         TokenSpan(2, 1, 300, [(20, 320)]),
         TokenSpan(3, 2, 2, [(16, 18)]),
     ]
-    groups = plan(spans, KV_HEADS, GROUP)
-    assert [type(group) for group in groups] == [DecodeGroup, DecodeGroup, Prefill]
-    assert [group.scores.shape[-1] for group in groups if isinstance(group, DecodeGroup)] == [7, 300]
+    attention = StepAttention(spans, KV_HEADS, GROUP, [])
+    assert [group.scores.shape[-1] for group in attention.groups] == [7, 300]
 
 
 def test_paged_attention_reads_back_written_slots() -> None:

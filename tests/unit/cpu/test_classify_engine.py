@@ -110,7 +110,7 @@ async def test_classifier_model_requires_labels_and_the_classify_flag(
             pass
     path = write_classifier("a", "b")
     with pytest.raises(ConfigError, match="--classify-worker"):
-        CpuEngine(CpuConfig(model_path=path))._load()
+        await CpuEngine(CpuConfig(model_path=path)).start(Host())  # type: ignore[arg-type]
 
 
 def test_classifier_uses_sigmoid_for_one_label_and_softmax_for_several() -> None:

@@ -104,6 +104,7 @@ def test_lora_scales_equal_those_of_peft(
     assert not adapter.layers[1].qkv.up[:, -len(up) :].any(), "this projection of this layer is left alone"
 
 
+@pytest.mark.parametrize("rows_max", [512, 7])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requested=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 24)), min_size=2, max_size=8),
@@ -112,6 +113,7 @@ def test_lora_scales_equal_those_of_peft(
 def test_lora_mixed_batch_equals_separate_runs(
     requested: list[tuple[int, int]],
     adapters_max: int,
+    rows_max: int,
     read: Any,
     write_adapter: Write,
     make_core: Any,
@@ -119,13 +121,20 @@ def test_lora_mixed_batch_equals_separate_runs(
     run: Any,
     tmp_path: Path,
 ) -> None:
+    """Also if the rows of a step are divided into blocks, so that an adapter's rows are in several of them."""
     adapters = [None, *_adapters(read, write_adapter, tmp_path)]
     prompts = [[*PROMPT, *PROMPT, *PROMPT][:length] for _, length in requested]
-    together = answers(
-        make_core(adapters_max=adapters_max),
-        run,
-        *(make_generation(prompt, adapter=adapters[who]) for prompt, (who, _) in zip(prompts, requested, strict=True)),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dynamo.cpu.rows.BLOCK_ROWS_MAX", rows_max)
+        patch.setattr("dynamo.cpu.rows.SHARE_ROWS_MIN", rows_max)
+        together = answers(
+            make_core(adapters_max=adapters_max),
+            run,
+            *(
+                make_generation(prompt, adapter=adapters[who])
+                for prompt, (who, _) in zip(prompts, requested, strict=True)
+            ),
+        )
     for prompt, (who, _), found in zip(prompts, requested, together, strict=True):
         assert answers(make_core(), run, make_generation(prompt, adapter=adapters[who])) == [found]
 

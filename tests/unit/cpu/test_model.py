@@ -7,25 +7,21 @@ from safetensors.numpy import load_file, save_file
 
 from dynamo.core.errors import ConfigError
 from dynamo.cpu.architecture import Architecture
-from dynamo.cpu.attention import TokenSpan
 from dynamo.cpu.checkpoint import read_json
 from dynamo.cpu.model import (
-    GEMV_ROWS_MAX,
-    THIN_ROWS_MAX,
     Batch,
     TransformerModel,
-    gated_silu,
     load_weights,
-    normalise,
-    project,
 )
+from dynamo.cpu.spans import TokenSpan
+from dynamo.cpu.team import Team
 
 Runs = list[tuple[int, int]]
 
 
-def loaded(path: str) -> TransformerModel:
+def loaded(path: str, team: Team | None = None) -> TransformerModel:
     shape = Architecture.read(path)
-    return TransformerModel(shape, load_weights(path, shape), slots=512, rows_max=128, longest=256)
+    return TransformerModel(shape, load_weights(path, shape), slots=512, rows_max=128, longest=256, team=team)
 
 
 def forward(model: TransformerModel, tokens: list[int], first: int, runs: Runs) -> Any:
@@ -54,6 +50,30 @@ def test_model_logits_equal_those_of_a_naive_model(
     want = naive_logits(tokens, read_json(f"{path}/config.json"), load_file(f"{path}/model.safetensors"))
     got = forward(loaded(path), tokens, 0, [(40, 60), (100, 150)])
     assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_model_logits_do_not_depend_on_how_rows_are_divided(
+    write_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    path = write_model()
+    tokens = list(range(70))
+    whole = forward(loaded(path, Team(1, print)), tokens, 0, [(0, 70)])
+    monkeypatch.setattr("dynamo.cpu.rows.BLOCK_ROWS_MAX", 9)
+    monkeypatch.setattr("dynamo.cpu.rows.SHARE_ROWS_MIN", 9)
+    put: list[int] = []
+    divided = forward(loaded(path, Team(threads, put.append)), tokens, 0, [(0, 70)])
+    assert np.allclose(divided, whole, atol=1e-4)
+    assert put == ([] if threads == 1 else [1, 3])
+
+
+@pytest.mark.parametrize("wanted", [[69], [3, 4, 30], [69, 0], [30, 30]])
+def test_model_logits_of_some_rows_equal_those_among_all_rows(tiny_model: TransformerModel, wanted: list[int]) -> None:
+    tokens = list(range(70))
+    whole = forward(tiny_model, tokens, 0, [(0, 70)])
+    rows, span = np.arange(70), TokenSpan(0, 70, 70, [(0, 70)])
+    some = tiny_model.forward(Batch(np.array(tokens), rows, rows, [span], np.array(wanted)))
+    assert np.allclose(some, whole[wanted], atol=1e-4)
 
 
 def test_model_logits_do_not_depend_on_chunking(tiny_model: TransformerModel) -> None:
@@ -91,28 +111,6 @@ def test_model_computes_logits_of_requested_rows_only(tiny_model: TransformerMod
     nothing = np.array([], dtype=np.intp)
     batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 1]), [TokenSpan(0, 2, 2, [(0, 2)])], nothing)
     assert tiny_model.forward(batch).shape == (0, 96)
-
-
-@pytest.mark.parametrize("rows", [1, GEMV_ROWS_MAX, GEMV_ROWS_MAX + 1, THIN_ROWS_MAX, THIN_ROWS_MAX + 1])
-def test_model_matrix_product_is_equal_in_every_layout(rows: int) -> None:
-    rng = np.random.default_rng(rows)
-    x, matrix = rng.standard_normal((rows, 24)).astype(np.float32), rng.standard_normal((40, 24)).astype(np.float32)
-    out, scratch = np.empty((rows, 40), np.float32), np.empty(rows * 40, np.float32)
-    project(x, matrix, out, scratch)
-    assert np.allclose(out, x @ matrix.T, atol=1e-5)
-
-
-def test_model_norm_may_overwrite_its_input() -> None:
-    x = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
-    normalise(x, 1e-6, x)
-    assert np.allclose(x, [[3 / 12.5**0.5, 4 / 12.5**0.5], [0, 0]], atol=1e-6)
-
-
-def test_model_silu_does_not_overflow() -> None:
-    gate = np.array([-400.0, -1.0, 0.0, 2.0, 400.0], np.float32)
-    out = np.empty(5, np.float32)
-    gated_silu(gate / 2, np.full(5, 3.0, np.float32), out)
-    assert np.allclose(out, [0, 3 * -1 / (1 + np.exp(1.0)), 0, 3 * 2 / (1 + np.exp(-2.0)), 1200], atol=1e-5)
 
 
 def test_model_refuses_an_unexpected_tensor(write_model: Callable[..., str]) -> None:

@@ -151,7 +151,7 @@ def test_tiers_recompute_a_corrupt_disk_block(tiered: Make, answers: Make, make_
     want = [tokens for tokens, _ in answers(make_core(is_caching=False), PROMPTS[:3])]
     core, tiers = tiered(cpu_blocks=12, disk_blocks=BLOCKS)
     answers(core, PROMPTS[:3], tiers)
-    with open(tiers.manager._disk.path, "r+b") as file:
+    with open(tiers.manager._io.disk.path, "r+b") as file:
         for slot in range(BLOCKS):
             file.seek(4096 + slot * 8192 + 4096 + 100)
             file.write(b"\xff")

@@ -8,6 +8,7 @@ from typing import Any
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.grpc.messages import CLASSES
 from dynamo.grpc.service import KserveService
+from dynamo.grpc.tensor_responses import Serialized
 from dynamo.http.server.gate import Gate
 from dynamo.llm.local_engines import LocalEngines, PythonAsyncEngine
 from dynamo.model_card.types import ModelType
@@ -72,14 +73,20 @@ class KserveStack:
         self.service = KserveService(pipeline, models, gate=gate)
 
     async def infer(self, message: Any, headers: Any = ()) -> Any:
-        return await self.service.model_infer(message, headers)
+        return read(await self.service.model_infer(message, headers), "ModelInferResponse")
 
     async def stream(self, *messages: Any, headers: Any = ()) -> list[Any]:
         async def given() -> AsyncIterator[Any]:
             for message in messages:
                 yield message
 
-        return [answer async for answer in self.service.model_stream_infer(given(), headers)]
+        answers = self.service.model_stream_infer(given(), headers)
+        return [read(answer, "ModelStreamInferResponse") async for answer in answers]
+
+
+def read(answer: Any, kind: str) -> Any:
+    """Return a response as a message of the kind."""
+    return CLASSES[kind].FromString(answer.data) if isinstance(answer, Serialized) else answer
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.asgi import request_json
+from tests.scrapes import SERIES, fill, turns_during
 from tests.settle import until
 from tests.unit.kv_events.test_engine_subscriber import TOKENS, message, stored
 
@@ -28,7 +29,8 @@ class IndexerHarness:
 
     def __init__(self, log: AccessLog | None = None) -> None:
         self.models = IndexedModels()
-        self.routes = IndexerRoutes(self.models, Peers(), MetricsRegistry(), log).routes
+        self.registry = MetricsRegistry()
+        self.routes = IndexerRoutes(self.models, Peers(), self.registry, log).routes
 
     async def send_request(
         self, method: str, path: str, body: Any = None, query: str = "", **headers: str
@@ -108,6 +110,11 @@ async def test_peers_are_listed(harness: IndexerHarness) -> None:
     assert (await harness.send_request("GET", "/peers"))[1] == ["http://a", "http://b"]
     assert (await harness.send_request("POST", "/deregister_peer", {"url": "http://a"}))[0] == 200
     assert (await harness.send_request("GET", "/peers"))[1] == ["http://b"]
+
+
+async def test_metrics_are_rendered_in_turns(harness: IndexerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(harness.registry)
+    assert await turns_during(harness.send_request("GET", "/metrics"), monkeypatch) > SERIES / 2
 
 
 async def test_metrics_count_requests_models_and_listeners(harness: IndexerHarness) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from dynamo.kv_router.balanced import OCCUPANCY_WEIGHT, TRANSFER_WEIGHT, Pace, balanced_costs
+from dynamo.kv_router.balanced import (
+    OCCUPANCY_WEIGHT,
+    TRANSFER_WEIGHT,
+    Pace,
+    balanced_costs,
+)
+from dynamo.kv_router.balanced import RECOMPUTE_WEIGHT_FILLED as FILLED
+from dynamo.kv_router.balanced import RECOMPUTE_WEIGHT_IDLE as IDLE
+from dynamo.kv_router.balanced import RECOMPUTE_WEIGHT_MAX as MAX
 from dynamo.kv_router.config import CostWeights
 from dynamo.kv_router.cost import Prompt, RankLoads
 from dynamo.kv_router.movement import Movement
@@ -32,39 +40,57 @@ def prompt(tokens: int, **device: int) -> Prompt:
 
 
 def test_recompute_weight_grows_with_busy_workers_and_occupied_caches() -> None:
-    pace = Pace()
-    assert pace.recompute_weight == 3
+    pace = Pace(output_tokens=100)
+    assert pace.recompute_weight == IDLE
     weights = []
     for _ in range(200):
         pace.observe_load(0.2, 0.0)
         weights.append(pace.recompute_weight)
     assert weights == sorted(weights)
-    assert weights[-1] == pytest.approx(3 + 9 / 4, rel=0.01)
+    assert weights[-1] == pytest.approx(IDLE + (MAX - IDLE) / 4, rel=0.01)
     for _ in range(200):
         pace.observe_load(1.0, 0.0)
-    assert pace.recompute_weight == 12
+    assert pace.recompute_weight == MAX
     for _ in range(400):
         pace.observe_load(0.0, 0.0)
-    assert pace.recompute_weight == pytest.approx(3, abs=0.01)
+    assert pace.recompute_weight == pytest.approx(IDLE, abs=0.01)
     for _ in range(400):
         pace.observe_load(0.0, 0.5)
-    assert pace.recompute_weight == pytest.approx(3 + OCCUPANCY_WEIGHT / 2, abs=0.01)
+    assert pace.recompute_weight == pytest.approx(IDLE + OCCUPANCY_WEIGHT / 2, abs=0.01)
+
+
+@pytest.mark.parametrize(("tokens", "factor"), [(20, 1.0), (200, 1.0), (400, 2.0), (600, 3.0), (5000, 4.0)])
+def test_recompute_weight_of_idle_workers_grows_with_the_duration_of_answers(tokens: int, factor: float) -> None:
+    pace = Pace(output_tokens=tokens, step_s=6e-3)
+    pace.observe_load(0.0, 0.0)
+    assert pace.recompute_weight == pytest.approx(IDLE * factor)
+    for _ in range(400):
+        pace.observe_load(1.0, 0.0)
+    assert pace.recompute_weight == pytest.approx(max(MAX, IDLE * factor))
 
 
 def test_recompute_weight_grows_as_caches_fill_up() -> None:
-    pace = Pace()
+    pace = Pace(output_tokens=100)
     weights = []
     for filled in (0.5, 0.7, 0.825, 0.95, 1.2):
         for _ in range(400):
             pace.observe_load(0.0, 0.0, filled)
         weights.append(pace.recompute_weight)
-    assert weights == pytest.approx([3, 3, 4.5, 6, 6], abs=0.01)
+    assert weights == pytest.approx([IDLE, IDLE, (IDLE + FILLED) / 2, FILLED, FILLED], abs=0.01)
 
 
 def test_balanced_cost_prefers_cached_blocks() -> None:
     idle = RankLoads([0, 0], [0, 0], [0, 0])
     one, other = costs(idle, prompt(1600, s1=90))
     assert other < one
+
+
+def test_balanced_cost_prefers_ranks_without_recent_requests_if_they_are_otherwise_equal() -> None:
+    load = RankLoads([0] * 4, [0] * 4, [0] * 4, recent=[0.0, 10.0, 20.0, 90.0], recent_scale=0.1)
+    found = costs(load, prompt(1600))
+    assert found[0] < found[1] < found[2] == found[3], "above twice the mean the number of requests has no effect"
+    cached = costs(load, prompt(1600, s3=90))
+    assert min(cached) == cached[3], "cached blocks count more"
 
 
 def test_balanced_cost_prefers_less_queued_prefill() -> None:
@@ -209,3 +235,13 @@ def test_balanced_cost_of_a_slow_rank_is_as_much_higher() -> None:
         slots, load, prompt(1600), CostWeights(), Pace(), BLOCK, None, infinite, slowness=[1.0, 1.5]
     )
     assert slow == pytest.approx(1.5 * fast)
+
+
+def test_starts_of_short_prefills_do_not_make_a_rank_slow() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.observe(4096, 0, 0, 0.0165 + 4096 * 2e-5, (1, 0))  # Long prompts on one rank,
+        pace.observe(16, 0, 0, 0.0165, (2, 0))  # and prompts that are almost wholly cached on the other.
+        for rank in ((1, 0), (2, 0)):
+            pace.observe(0, 2, 1000, pace.step(2, 1000), rank)
+    assert not pace.uneven

@@ -16,8 +16,9 @@ BLOCK = 4
 
 
 def prompt(tokens: int, device: dict[int, int] | None = None, **more: dict[int, int]) -> Prompt:
-    empty: dict[str, dict[int, int]] = {"host": {}, "disk": {}, "shared_beyond": {}, "active": {}}
-    return Prompt(tokens=tokens, blocks=tokens // BLOCK, device=device or {}, **{**empty, **more})
+    host, disk, beyond, active = (more.pop(name, {}) for name in ("host", "disk", "shared_beyond", "active"))
+    assert not more
+    return Prompt(tokens, tokens // BLOCK, device or {}, host, disk, beyond, active)
 
 
 def idle(slots: int = 1) -> RankLoads:

@@ -11,7 +11,7 @@ from dynamo.kv_router.names import IS_COMPILED, CommonNames, Names, PythonNames
 from dynamo.kv_router.runs import Run
 
 tables = pytest.mark.parametrize("table", [PythonNames, CommonNames] if IS_COMPILED else [PythonNames])
-keys = st.lists(st.integers(0, 40) | st.integers(2**64 - 9, 2**64 - 1), max_size=12)
+keys = st.lists(st.integers(0, 40) | st.integers(2**64 - 9, 2**64 - 1), max_size=40)
 
 
 def run() -> Run:

@@ -148,19 +148,19 @@ def test_rank_arrays_decide_as_dictionaries_do(config: RoutingConfig, seed: int)
             assert found[0] == found[1]
     for router in both:
         router.validate()
-    assert both[1]._arrays is None
+    assert both[1]._workers.arrays is None
 
 
 def test_rank_arrays_replace_dictionaries_from_many_ranks_on() -> None:
     router = Router(RoutingConfig(block_size=BLOCK), random.Random(1), many_ranks=3)
     for worker in range(3):
-        assert router._arrays is None
+        assert router._workers.arrays is None
         router.set_worker(WorkerFacts(worker))
-    assert router._arrays is not None
+    assert router._workers.arrays is not None
     decision = router.place(RouteRequest("a", pack([1, 2]), 8), 0.0)
     assert decision is not None
     router.remove_worker(decision.worker_id)
-    assert router._ranks.keys() < decision.snapshot.ranks.keys(), "a snapshot keeps the ranks of its time"
+    assert router._workers.ranks.keys() < decision.snapshot.ranks.keys(), "a snapshot keeps the ranks of its time"
     following = router.place(RouteRequest("b", pack([1, 2]), 8), 0.0)
     assert following is not None
     assert following.worker_id != decision.worker_id

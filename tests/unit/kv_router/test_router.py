@@ -1,5 +1,6 @@
 """The router sends a request to the cheapest eligible rank, and counts it until its end."""
 
+import gc
 import random
 from collections import Counter
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo.core.errors import InvalidArgument, NoMatchingWorker, NotReady, Overloaded, RouterQueueLimitExceeded
+from dynamo.core.errors import InvalidArgument, NotReady, RouterQueueLimitExceeded
 from dynamo.kv_router import events
 from dynamo.kv_router.config import CostWeights, RoutingConfig
 from dynamo.kv_router.index import KvIndex
@@ -116,32 +117,6 @@ def test_kv_router_counts_blocks_added_by_slower_tiers() -> None:
     decision = placed(router, route_request("a", PROMPT))
     assert (decision.device_blocks, decision.host_blocks, decision.disk_blocks) == (2, 2, 4)
     assert router.overlaps(packed_block_hashes(PROMPT, BLOCK), 0) == {(1, 0): (2, 2, 4)}
-
-
-def test_kv_router_skips_workers_that_are_not_allowed() -> None:
-    router = make(3)
-    router.set_worker(WorkerFacts(4, dp_size=2, taints=frozenset({"gpu=h200"})))
-    router.apply(stored(1, PROMPT))
-    assert placed(router, route_request("a", PROMPT, allowed=frozenset({2}))).worker_id == 2
-    assert placed(router, route_request("b", PROMPT, worker_id=3)).worker_id == 3
-    assert placed(router, route_request("c", PROMPT, required_taints=frozenset({"gpu=h200"}))).worker_id == 4
-    assert placed(router, route_request("d", PROMPT, dp_rank=1)).dp_rank == 1
-    assert placed(router, route_request("e", PROMPT, avoid=frozenset({1}))).worker_id != 1
-    with pytest.raises(Overloaded, match="every eligible worker"):
-        router.place(route_request("f", PROMPT, busy=frozenset({1, 2, 3, 4})), 0)
-    with pytest.raises(Overloaded, match="worker 2, named by the request"):
-        router.place(route_request("g", PROMPT, worker_id=2, busy=frozenset({2})), 0)
-    with pytest.raises(NoMatchingWorker, match="lacks zone=a"):
-        router.place(route_request("h", PROMPT, required_taints=frozenset({"zone=a"})), 0)
-    with pytest.raises(NotReady, match="failed or unresponsive; lacks gpu=h200") as raised:
-        router.place(route_request("h", PROMPT, required_taints=frozenset({"gpu=h200"}), avoid=frozenset({4})), 0)
-    assert raised.type is NotReady
-    with pytest.raises(InvalidArgument, match="worker 99"):
-        router.place(route_request("i", PROMPT, worker_id=99), 0)
-    with pytest.raises(InvalidArgument, match="dp_rank 7"):
-        router.place(route_request("j", PROMPT, dp_rank=7), 0)
-    with pytest.raises(NotReady, match="no worker serves"):
-        make(0).place(route_request("k", PROMPT), 0)
 
 
 def test_kv_router_prefers_a_preferred_taint() -> None:
@@ -300,6 +275,43 @@ def test_kv_router_balanced_policy_spreads_a_popular_prefix_when_its_worker_is_l
     assert counts[1] > 0 < counts[2]
 
 
+@pytest.mark.parametrize("many_ranks", [1, 99])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_kv_router_balanced_copies_a_prefix_of_many_requests_to_an_idle_worker(
+    is_copied: bool, many_ranks: int
+) -> None:
+    router = Router(RoutingConfig(block_size=BLOCK, policy="balanced"), random.Random(1), many_ranks=many_ranks)
+    for each in range(1, 5):
+        router.set_worker(WorkerFacts(each, kv_blocks=10_000))
+    prefix, other = list(range(1600)), list(range(10_000, 11_600))
+    router.apply(stored(1, prefix))
+    router.apply(stored(1, other))
+    for number in range(20):
+        tail = range(20_000 + 4 * number, 20_004 + 4 * number)
+        placed(router, route_request(f"r{number}", [*(prefix if is_copied else other), *tail], worker_id=1))
+        router.finish(f"r{number}")
+    placed(router, route_request("decoding", [*prefix, 1, 2, 3, 4], worker_id=1))
+    router.prefilled("decoding")
+    decision = placed(router, route_request("next", [*prefix, 5, 6, 7, 8]))
+    assert (decision.worker_id != 1) is is_copied
+
+
+@pytest.mark.parametrize("many_ranks", [1, 99])
+def test_kv_router_balanced_spreads_new_prompts_evenly_over_idle_workers(many_ranks: int) -> None:
+    router = Router(RoutingConfig(block_size=BLOCK, policy="balanced"), random.Random(1), many_ranks=many_ranks)
+    for each in range(1, 9):
+        router.set_worker(WorkerFacts(each, kv_blocks=10_000))
+    counts: Counter[int] = Counter()
+    for number in range(80):
+        first = 10_000 * number
+        counts[placed(router, route_request("r", list(range(first, first + 400)))).worker_id] += 1
+        router.finish("r")
+    assert set(counts.values()) == {10}
+    router.remove_worker(3)
+    router.set_worker(WorkerFacts(3, kv_blocks=10_000))
+    assert placed(router, route_request("r", [1] * 400)).worker_id == 3, "a new worker has no recent requests"
+
+
 REMOTE = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
 
 
@@ -355,8 +367,8 @@ def test_kv_router_balanced_learns_the_duration_of_copies_from_host_memory() -> 
             router.prefilled("r", at + took + router.pace.step(1, 0))
             router.finish("r", at + 0.9)
         assert router.pace.movement.tiers.first == pytest.approx(pace_s, rel=0.2, abs=1e-6)
-        router.apply(stored(2, PROMPT, "host_pinned"))
-        assert placed(router, route_request("s", PROMPT), 1e4).worker_id == chosen
+        router.apply(stored(2, long := list(range(4000)), "host_pinned"))
+        assert placed(router, route_request("s", long), 1e4).worker_id == chosen
 
 
 def test_kv_router_balanced_counts_blocks_in_host_memory_as_computed() -> None:
@@ -572,3 +584,24 @@ def test_kv_router_balanced_counts_a_prompt_in_progress_as_cached_before_its_eve
     placed(router, route_request("a", PROMPT))
     placed(router, route_request("b", [*PROMPT, *range(100, 108)]))
     assert router.loads()[(1, 0)][0] == computed
+
+
+@pytest.mark.parametrize(("policy", "is_counted"), [("dynamo", False), ("balanced", True)])
+def test_kv_router_counts_recent_requests_only_for_the_policy_that_uses_them(policy: str, is_counted: bool) -> None:
+    router = make(policy=policy)
+    placed(router, route_request("a", PROMPT))
+    assert any(router.active.recent) == is_counted
+
+
+def test_kv_router_leaves_decisions_and_events_out_of_garbage_collection() -> None:
+    """Hundreds of decisions are kept and thousands of events decoded in a second: a collection would visit all of them."""
+    router = make()
+    decision = placed(router, route_request("a", PROMPT))
+    snapshot = decision.snapshot
+    event = stored(1, PROMPT)
+    data = event.event.data
+    assert isinstance(data, KvEventData)
+    assert data.stored is not None
+    kept = [decision, snapshot, snapshot.load, snapshot.prompt, snapshot.route_request]
+    received = [event, event.event, data, data.stored, *data.stored.blocks, Removed([1])]
+    assert [one for one in (*kept, *received) if gc.is_tracked(one)] == []

@@ -5,6 +5,7 @@ from typing import Any
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.mocker.events import EngineMetrics, SimulatedStepReporter
 from dynamo.mocker.simulation.scheduler import RankLimits, Simulation
+from dynamo.mocker.simulation.sglang import SglangSimulation
 from dynamo.mocker.simulation.timing import Timing
 from dynamo.mocker.simulation.tokens import TokenSource
 from dynamo.protocols.kv_events import KvEvent, Stored
@@ -53,6 +54,21 @@ def test_reporter_publishes_blocks_and_load_with_its_rank() -> None:
     ((event, dp_rank),) = host.events
     assert isinstance(event, Stored)
     assert dp_rank == host.loads[0].dp_rank == 3
+
+
+def test_idle_rank_reports_blocks_that_it_stored_since_its_last_step() -> None:
+    host: Any = Host()
+    simulation = SglangSimulation[Any](RankLimits(64, 4, engine_type="sglang"), Timing(), TokenSource(100, seed=1))
+    reporter = SimulatedStepReporter(host, EngineMetrics(host.metrics, "0", "m"), simulation)
+    prompt = simulation.submit(None, [1] * 9, 1, 0, stays=True)
+    reporter.report(simulation.step(0), 20, 20)
+    assert not host.events, "a prompt for another worker is inserted when that worker has it"
+    simulation.let_go(prompt)
+    reporter.rest()
+    reporter.rest()
+    ((event, _),) = host.events
+    assert isinstance(event, Stored)
+    assert len(event.blocks) == 2
 
 
 def test_reporter_publishes_forward_pass_metrics_with_its_rank() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.scrapes import SERIES, fill, turns_during
 from tests.settle import turns, until
 from tests.unit.operator.kube_store import KubeStore
 
@@ -106,6 +107,11 @@ async def test_metrics_count_objects_reconciliations_and_writes(
     assert f'dynamo_operator_resources_total{{{graphs},status="ready"}} 1' in text
     assert f'dynamo_operator_reconcile_total{{{graphs},result="' in text
     assert 'dynamo_operator_writes{operation="applied"}' in text
+
+
+async def test_metrics_are_rendered_in_turns(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(operator.metrics.registry)
+    assert await turns_during(get(operator, "/metrics"), monkeypatch) > SERIES / 2
 
 
 async def test_follower_writes_nothing(store: KubeStore) -> None:

@@ -18,7 +18,8 @@ from dynamo.protocols.anthropic import decode_messages
 from dynamo.protocols.embeddings import decode_pooling
 from dynamo.protocols.field_effects import EFFECTS, ENDPOINTS, HONOURED, Effect, effect_of, types_within
 from dynamo.protocols.openai import decode_chat
-from dynamo.protocols.responses import decode_items, decode_response_request
+from dynamo.protocols.response_items import decode_items
+from dynamo.protocols.response_requests import decode_response_request
 
 SOURCE = Path(dynamo.__file__).parent
 SELF = SOURCE / "protocols" / "field_effects.py"

@@ -1,6 +1,7 @@
 """Cluster: invariants of every run, and equivalent runs."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
+from dynamo.kv_router.index import KvIndex
+from dynamo.mocker.simulation.rules import EngineType
 from dynamo.mocker.simulation.scheduler import Simulation
 from dynamo.replay.engine import EngineArgs
 from dynamo.replay.load import ReplaySession, Turn
 from dynamo.replay.modes import MODES
 from dynamo.replay.outcome import RunOutcome
+from dynamo.replay.placement import KvPlacement
 from dynamo.replay.plan import Failure
 from dynamo.replay.report import as_json, report_of
 from dynamo.replay.scenario import Scenario
@@ -38,12 +42,41 @@ def test_equal_seeds_produce_byte_identical_reports(mode: str, engine: EngineArg
     assert first == second
 
 
+@pytest.mark.parametrize(
+    "given_settings", [{}, {"blocks_max": 100_000}], ids=["not reported", "reported to a bounded index"]
+)
+@pytest.mark.parametrize("engine_type", ["vllm", "sglang", "trtllm"])
+def test_blocks_of_answers_change_no_placement(
+    given_settings: dict[str, Any],
+    engine_type: EngineType,
+    engine: EngineArgs,
+    chatty: list[ReplaySession],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = msgspec.structs.replace(engine, engine_type=engine_type)
+    scenario = Scenario(
+        sessions=chatty, workers=3, router_mode="kv", router_settings=given_settings, engine=engine, block_tokens=64
+    )
+    stored: list[int] = []
+
+    def store(self: KvIndex, worker: int, rank: int, parent: int | None, keys: list[int], *rest: Any) -> bool:
+        stored.extend(keys)
+        return original(self, worker, rank, parent, keys, *rest)
+
+    original = KvIndex.store
+    monkeypatch.setattr(KvIndex, "store", store)
+    found, named = times(scenario.run()), len(stored)
+    monkeypatch.setattr(KvPlacement, "counts_answers", True)
+    assert found == times(scenario.run())
+    assert (named < len(stored) - named) == (not given_settings)
+
+
 def test_batched_steps_end_at_the_same_times_as_single_steps(
     engine: EngineArgs, chatty: list[ReplaySession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario = Scenario(sessions=chatty, workers=2, router_mode="kv", engine=engine, block_tokens=64)
     at_once = scenario.run()
-    monkeypatch.setattr(Simulation, "steady_steps", property(lambda self: 0))
+    monkeypatch.setattr(Simulation, "coast_steps", lambda self, **given: 0)
     one_by_one = scenario.run()
     assert times(at_once) == times(one_by_one)
     assert at_once.steps == one_by_one.steps

@@ -56,14 +56,14 @@ def test_gaps_of_a_run_are_those_between_all_tokens(
             tokens.setdefault(sequence.owner.key, []).append(now_ms)
         original(self, result, now_ms)
 
-    def never_coast(self: object) -> int:
+    def never_coast(self: object, *, crosses_borders: bool, is_direct: bool) -> int:
         return 0
 
     original = SimulatedWorker.decoded
     monkeypatch.setattr(SimulatedWorker, "decoded", note)
     args = msgspec.structs.replace(engine, engine_type=engine_type, num_gpu_blocks=blocks)
     jumped = Scenario(sessions=chatty, workers=1, engine=args, block_tokens=64).run()
-    monkeypatch.setattr("dynamo.mocker.simulation.batching.Batching.steady_steps", property(never_coast))
+    monkeypatch.setattr("dynamo.mocker.simulation.batching.Batching.coast_steps", never_coast)
     tokens.clear()
     outcome = Scenario(sessions=chatty, workers=1, engine=args, block_tokens=64).run()
     gaps = [second - first for times in tokens.values() for first, second in pairwise(times)]

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dynamo.core.errors import ConfigError
@@ -128,6 +128,21 @@ def test_incompatible_pools_are_refused(chatty: list[ReplaySession]) -> None:
         st.builds(Failure, st.floats(0, 4000), st.integers(0, 1), st.none() | st.floats(0, 2000)), max_size=2
     ),
     restarts=st.lists(st.builds(PlannedRestart, st.floats(0, 4000), st.integers(0, 1)), max_size=2),
+)
+@example(  # All blocks of a decode worker are reserved for prompts that no worker is left to compute.
+    seed=857,
+    concurrency=None,
+    mode="kv_router",
+    prefill=1,
+    engine_type="sglang",
+    ranks=1,
+    blocks=157,
+    host=196,
+    eviction="lineage",
+    lag_ms=0.0,
+    queue=False,
+    failures=[Failure(72.4, 0, None), Failure(1356.4, 0, None)],
+    restarts=[],
 )
 def test_no_request_is_lost_for_any_cluster_and_failure(
     seed: int,

@@ -43,7 +43,7 @@ def test_timeline_preserves_the_total_time(spans: list[tuple[float, float]]) -> 
     timeline = Timeline(100.0)
     now, area = 0.0, 0.0
     for length, level in spans:
-        timeline.hold(0, (level, 0.0, 0.0), now, now + length)
+        timeline.hold(0, level, 0, 0, now, now + length)
         now, area = now + length, area + length * level
     assert sum(timeline.level("running", 0)) * 100.0 == pytest.approx(area, abs=1e-6)
 

@@ -66,21 +66,21 @@ def digest(outcome: RunOutcome) -> str:
 
 
 DIGESTS = {
-    "round_robin": "6630006cacdc",
-    "kv_router": "e038cff1ccbd",
-    "least_loaded": "8c5564c643ea",
-    "power_of_two": "67bd5f4b4448",
-    "temperature and lag": "e98b44c58a7c",
-    "sglang": "fe9863f38648",
-    "sglang, few blocks": "c169b2eb89a1",
+    "round_robin": "02c7d329dcbe",
+    "kv_router": "88109a526e09",
+    "least_loaded": "d42e1f9274f6",
+    "power_of_two": "01cbe18a9849",
+    "temperature and lag": "6f0502b78353",
+    "sglang": "ead03878f533",
+    "sglang, few blocks": "02e838d55de8",
     "trtllm, few blocks": "107bcb2d5381",
-    "vllm, few blocks": "8ee038ed5db4",
-    "multi_lru": "e5046c33914f",
+    "vllm, few blocks": "7804eda5a9b9",
+    "multi_lru": "622919117a8a",
     "host tier": "5dd38fc99845",
-    "two ranks": "f39f895b6421",
-    "disaggregated": "79b5a033f867",
-    "failure": "bd147d0824bf",
-    "closed loop": "a111c9f6f3c6",
+    "two ranks": "4c37146ecb1f",
+    "disaggregated": "7fe272b2018f",
+    "failure": "b61eab680599",
+    "closed loop": "f7cc1075e899",
 }
 
 

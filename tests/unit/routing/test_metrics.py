@@ -11,7 +11,7 @@ from dynamo.kv_router.policy import PolicyProfile
 from dynamo.kv_router.queue import PolicyClass
 from dynamo.kv_router.router import Router, RouteRequest, WorkerFacts
 from dynamo.protocols.discovery import EndpointId
-from dynamo.routing.metrics import KvRouterMetrics
+from dynamo.routing.metrics import BATCH, KvRouterMetrics
 
 ENDPOINT = EndpointId("n", "c", "e")
 BLOCK = 4
@@ -108,3 +108,43 @@ def test_router_metrics_record_cached_tokens_by_phase(worker_type: str, phase: s
     router_labels = f'dynamo_namespace="n",dynamo_component="c",worker_id="f",router_id="15",worker_type="{kind}"'
     assert found[f"dynamo_component_router_non_max_overlap_selections_total{{{router_labels}}}"] == 1
     assert found[f"dynamo_component_router_overlap_blocks_lost_sum{{{router_labels}}}"] == 2
+
+
+def test_router_metrics_show_every_decision_although_they_record_batches() -> None:
+    registry, router = MetricsRegistry(), router_of(1)
+    metrics = metrics_of(registry, router)
+    other = metrics_of(registry, router)  # The router of another model, with the same label.
+    decision = router.place(request("a"), 0.0)
+    assert decision is not None
+    count = "dynamo_component_router_kv_hit_rate_count"
+    rates = f'{count}{{dynamo_namespace="n",dynamo_component="c",worker_id="f",router_id="15"}}'
+    total = 'dynamo_router_overhead_{}_ms_{}{{router_id="15"}}'
+    for number in range(1, BATCH + 3):
+        metrics.decided(decision)
+        metrics.timed(0.001, 0.002, 0.007)
+        if number in {1, BATCH, BATCH + 2}:
+            found = series(registry)
+            assert found[rates] == number
+            assert found[total.format("total", "count")] == number
+    found = series(registry)
+    for name, milliseconds in {"block_hashing": 1, "indexer_find_matches": 2, "scheduling": 4, "total": 7}.items():
+        assert found[total.format(name, "sum")] == pytest.approx(milliseconds * (BATCH + 2))
+    other.decided(decision)
+    other.timed(0.0, 0.0, 0.0)
+    other.close()
+    metrics.decided(decision)
+    assert series(registry)[rates] == BATCH + 4
+    assert series(registry)[total.format("total", "count")] == BATCH + 3
+
+
+def test_router_metrics_keep_a_bounded_number_of_decisions() -> None:
+    router = router_of(1)
+    metrics = metrics_of(MetricsRegistry(), router)
+    decision = router.place(request("a"), 0.0)
+    assert decision is not None
+    for _ in range(3 * BATCH + 1):
+        metrics.timed(0.0, 0.0, 0.0)
+    for _ in range(2 * BATCH + 1):
+        metrics.decided(decision)
+    assert metrics.overhead.total.count == 3 * BATCH + 1
+    assert len(metrics._rates) == 1

@@ -377,6 +377,15 @@ class WatchfulFake(FakePlane):
         pass
 
 
+class FixedTime:
+    """Loop whose time is set by the test."""
+
+    now = 5.0
+
+    def time(self) -> float:
+        return self.now
+
+
 @pytest.fixture
 async def watchful(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ClientHarness, WatchfulFake]]:
     monkeypatch.setitem(globals(), "FakePlane", WatchfulFake)
@@ -410,6 +419,22 @@ async def test_client_healthy_instances_exclude_recent_failures_and_unresponsive
     harness.end(0, EngineShutdown("x"))
     assert not harness.client.has_sound({2})
     assert harness.client.has_sound()
+
+
+async def test_client_looks_for_unsound_workers_once_per_loop_turn_and_sees_failures_at_once(
+    watchful: tuple[ClientHarness, WatchfulFake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, plane = watchful
+    await with_workers(harness, 1, 2, 3)
+    monkeypatch.setattr(harness.client, "_loop", FixedTime())
+    assert harness.client.unsound() == frozenset()
+    plane.silent.add("host:3")
+    assert harness.client.unsound() == frozenset()
+    assert await harness.send() == 1
+    harness.end(0, EngineShutdown("x"))
+    assert harness.client.unsound() == {1}
+    harness.client._loop.now += 0.001  # type: ignore[attr-defined]
+    assert harness.client.unsound() == {1, 3}
 
 
 async def test_client_marks_a_call_doubtful_when_its_worker_departed_during_the_call(

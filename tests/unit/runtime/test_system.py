@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from tests import asgi
+from tests.scrapes import SERIES, fill, turns_during
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.health import SystemHealth
@@ -117,6 +118,11 @@ async def test_system_server_unknown_path_is_not_found(process: Process) -> None
     response = await process.request("/metadata")
     assert (response.status_code, response.text) == (404, "Discovery metadata not available")
     assert (await process.request("/nonsense")).status_code == 404
+
+
+async def test_metrics_are_rendered_in_turns(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(process.metrics)
+    assert await turns_during(process.request("/metrics"), monkeypatch) > SERIES / 2
 
 
 async def test_failing_metrics_of_an_engine_fail_only_the_scrape(process: Process) -> None:

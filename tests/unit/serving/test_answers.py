@@ -2,22 +2,24 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-from tests.settle import turns
+from tests.settle import turns, until
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.errors import Disconnected, InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.runtime.request_plane.base import Item
-from dynamo.serving.answers import BaseAnswer, Flusher, StreamAnswer, UnaryAnswer
+from dynamo.serving.answers import FREED_HERE_TOKENS, JOINED_BYTES, BaseAnswer, Flusher, StreamAnswer, UnaryAnswer
 from dynamo.serving.choice import Frame
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.postprocessor import ChatChunks, chat_body
+from dynamo.serving.postprocessor import ChatChunks, Written, chat_body
 from dynamo.serving.request_state import RequestState
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
@@ -43,6 +45,10 @@ class Client:
     def write_framed(self, frame: Frame, text: bytes) -> None:
         assert frame.size == len(frame.head) + len(frame.tail)
         self.write(frame.head + text + frame.tail)
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        self.parts = list(parts)
+        self.write(b"".join(parts))
 
     def end(self, data: bytes = b"") -> None:
         self.write(data)
@@ -277,3 +283,108 @@ async def test_unary_response_records_worker_activity_after_the_first_token() ->
     generation.on_token(1)
     assert scene.answer.spoke_s(4.0) == 4.0
     assert scene.answer.spoke_s(9.0) == 4.0
+
+
+async def test_response_that_starts_over_has_sent_nothing_new() -> None:
+    scene = Scene(stream=False)
+    generation = scene.generation()
+    generation.on_token(1)
+    scene.answer.state.last_s = 1.0
+    assert scene.answer.spoke_s(2.0) == 2.0
+    generation.start_over()
+    assert scene.answer.spoke_s(3.0) == 2.0
+    generation.on_token(1)
+    assert scene.answer.spoke_s(4.0) == 4.0
+
+
+@pytest.mark.parametrize("tokens", [FREED_HERE_TOKENS // 2, FREED_HERE_TOKENS])
+async def test_long_prompts_are_freed_in_a_thread(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("dynamo.serving.answers.start_in_few_threads", lambda *values: started.append(values))
+    scene = Scene()
+    prompts = [[1] * tokens, [2]]
+    for prompt in prompts:
+        scene.generation().request.token_ids = prompt
+    scene.answer.drop_generations()
+    assert [(name, threads) for _, name, threads in started] == ([("free", 1)] if tokens == FREED_HERE_TOKENS else [])
+    prompts.clear()
+    del prompt
+    for work, _, _ in started:
+        assert work() == 2, "nothing else refers to them"
+
+
+def whole_scene(body: Any) -> tuple[Scene, Generation]:
+    """Return a response that is not streamed, with this body."""
+    scene = Scene(stream=False)
+    scene.answer._body = body  # type: ignore[attr-defined]
+    return scene, scene.generation()
+
+
+async def test_long_body_is_computed_in_a_thread_and_the_response_ends_after_it() -> None:
+    threads: list[int] = []
+    may_end = threading.Event()
+
+    def later() -> bytes:
+        threads.append(threading.get_ident())
+        assert may_end.wait(30)
+        return b"long"
+
+    scene, generation = whole_scene(lambda choices, usage: later)
+    generation.on_item(last())
+    generation.on_end()
+    await turns(3)
+    assert scene.client.status is None and scene.closed == []
+    may_end.set()
+    await until(lambda: scene.closed)
+    assert (scene.client.status, scene.client.writes, scene.closed) == (200, [b"long"], [""])
+    assert threads and threads[0] != threading.get_ident()
+
+
+async def test_long_body_that_cannot_be_computed_is_an_internal_error() -> None:
+    def later() -> bytes:
+        raise ValueError("no")
+
+    scene, generation = whole_scene(lambda choices, usage: later)
+    generation.on_item(last())
+    generation.on_end()
+    await until(lambda: scene.closed)
+    assert scene.client.status == 500
+
+
+async def test_client_that_leaves_before_its_long_body_gets_none() -> None:
+    may_end = threading.Event()
+    scene, generation = whole_scene(lambda choices, usage: lambda: str(may_end.wait(30)).encode())
+    generation.on_item(last())
+    generation.on_end()
+    scene.answer.leave()
+    may_end.set()
+    await turns(50)
+    assert (scene.client.status, scene.closed) == (None, ["cancelled"])
+
+
+class LongChunks(ChatChunks):
+    """Chunks whose first and last events have long parts."""
+
+    LONG = b"x" * (JOINED_BYTES + 1)
+
+    def begin(self, prompt_tokens: int) -> Written:
+        return [b"data: begin ", self.LONG]
+
+    def usage(self, usage: Any) -> Written:
+        return [self.LONG, b" usage"]
+
+
+async def test_long_parts_of_events_are_not_joined_with_others() -> None:
+    scene = Scene(usage=True)
+    scene.answer._chunks = LongChunks("id", "m", 1)  # type: ignore[attr-defined]
+    generation = scene.generation()
+    generation.on_token(1)
+    await turns()
+    assert any(part is LongChunks.LONG for part in scene.client.parts)
+    first = b"".join(scene.client.writes)
+    assert first.startswith(b"data: begin xx") and b"Hi" in first
+    generation.on_item(last())
+    generation.on_end()
+    assert any(part is LongChunks.LONG for part in scene.client.parts)
+    assert scene.client.is_ended and scene.closed == [""]
+    assert b"".join(scene.client.writes).endswith(b" usagedata: [DONE]\n\n")

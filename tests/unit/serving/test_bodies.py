@@ -1,18 +1,19 @@
 """Request bodies are decoded inline, in a thread or after a trial, depending on their decoding time."""
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPoolBusy, ChildTimeout
-from dynamo.core.errors import DynamoException, InvalidArgument, Overloaded, Unknown
+from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPoolBusy, ChildTimeout, ChildUnwanted
+from dynamo.core.errors import Cancelled, DynamoException, InvalidArgument, Overloaded, Unknown
 from dynamo.http import body_child
 from dynamo.http.body_child import FRACTIONS_MAX, KEYS_MAX, SLOW_NUMBERS_MAX, check
 from dynamo.serving import bodies
-from dynamo.serving.bodies import decoded, estimated_s, slow_numbers
+from dynamo.serving.bodies import check_slow, decoded, estimated_s, slow_numbers
 from dynamo.text.multimodal.source import environment_limits
 
 USER = {"role": "user", "content": ""}
@@ -25,8 +26,10 @@ class Pool:
         self.outcome = outcome
         self.kinds: list[str] = []
 
-    def call(self, request: tuple[str], data: bytes) -> None:
+    def call(self, request: tuple[str], data: bytes, *, is_wanted: Callable[[], bool] | None) -> None:
         self.kinds += request
+        if is_wanted is not None and not is_wanted():
+            raise ChildUnwanted
         if self.outcome is not None:
             raise self.outcome
 
@@ -62,6 +65,18 @@ async def test_body_of_many_values_is_tried_first(pool: Pool) -> None:
     await where(chat([USER] * 200_000))
     await where(chat([USER] * 200_000), kind="")
     assert pool.kinds == ["chat"]
+
+
+def test_only_a_slow_body_is_checked_in_a_child(pool: Pool) -> None:
+    check_slow(chat([USER]), "batch_line", lambda: True)
+    assert not pool.kinds
+    check_slow(b'{"body":[' + b"[]," * 1_000_000 + b"0]}", "batch_line", lambda: True)
+    assert pool.kinds == ["batch_line"]
+    pool.outcome = ChildPoolBusy()
+    with pytest.raises(Overloaded):
+        check_slow(chat([USER] * 200_000), "batch_line", lambda: True)
+    with pytest.raises(Cancelled):
+        check_slow(chat([USER] * 200_000), "batch_line", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,7 @@ def test_child_bounds_objects_and_values(monkeypatch: pytest.MonkeyPatch) -> Non
         ("classify", {"model": "m", "input": "hi"}),
         ("pooling", {"model": "m", "input": "hi"}),
         ("rerank", {"model": "m", "query": "hi", "documents": ["a"]}),
+        ("batch_line", {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m"}}),
         ("vllm", {"model": "m", "token_ids": [1], "sampling_params": {}}),
         ("sglang", {"input_ids": [1]}),
     ],

@@ -36,6 +36,7 @@ class ReceivedOutput:
     touched: list[Choice] = field(default_factory=list)
     over: list[Generation] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
+    is_whole: bool = False
 
     def touch(self, choice: Choice) -> None:
         self.touched.append(choice)

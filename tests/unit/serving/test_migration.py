@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,16 +11,13 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from tests.settle import turns, until
 
-from dynamo.backend.request_fields import thinking_budget
 from dynamo.core.clock import ManualClock
 from dynamo.core.codec import msgpack_decoder, msgpack_encode
 from dynamo.core.errors import (
     CannotConnect,
-    CannotResume,
     Disconnected,
     DynamoException,
     InvalidArgument,
-    StreamIncomplete,
     Unknown,
     WorkerOverloaded,
     WorkerUnavailable,
@@ -38,94 +36,21 @@ from dynamo.protocols.engine import (
     resumed_of,
 )
 from dynamo.runtime.request_plane.base import Item
+from dynamo.serving import migration
+from dynamo.serving.attempts import (
+    RETRY_MAX_S,
+    SENDS_MAX,
+)
 from dynamo.serving.choice import Choice
 from dynamo.serving.generation import Generation
 from dynamo.serving.metrics import FrontendMetrics
-from dynamo.serving.migration import (
-    RETRY_FIRST_S,
-    RETRY_MAX_S,
-    SENDS_MAX,
-    Attempts,
-    Dispatch,
-    MigrationPolicy,
-    connection_broke,
-    is_retryable,
-    more_informative,
-    resumed,
-)
+from dynamo.serving.migration import Dispatch, MigrationPolicy
 from dynamo.text.detokenizer import TokenTable, text_json_of
 
 RAW = [f"<{number}>".encode() for number in range(50)]
 TABLE = TokenTable(RAW, text_json_of(RAW))
 PROMPT = [3, 1, 4]
 decode = msgpack_decoder(PreprocessedRequest).decode
-
-
-@pytest.mark.parametrize(
-    ("error", "is_retried"),
-    [
-        (WorkerUnavailable("x"), True),
-        (Disconnected("x"), True),
-        (CannotResume("x"), False),
-        (InvalidArgument("x"), False),
-        (Unknown("x"), False),
-        (ValueError("x"), False),
-    ],
-)
-def test_errors_of_workers_are_retryable_and_errors_of_requests_are_not(error: Exception, is_retried: bool) -> None:
-    assert is_retryable(error) is is_retried
-
-
-def test_only_a_lost_connection_counts_as_broken() -> None:
-    assert connection_broke(Disconnected("x")) and connection_broke(StreamIncomplete("x"))
-    assert not connection_broke(CannotConnect("x")) and not connection_broke(Unknown("x"))
-
-
-def test_missing_workers_error_does_not_replace_the_request_failure() -> None:
-    first, last = Disconnected("first"), CannotConnect("last")
-    assert more_informative(first, WorkerUnavailable("none left")) is first
-    assert more_informative(first, last) is last
-
-
-def test_request_without_a_token_has_a_bounded_number_of_sends() -> None:
-    attempts = Attempts()
-    for _ in range(SENDS_MAX - 1):
-        assert attempts.may_send_again
-        attempts.count_send()
-    assert not attempts.may_send_again and not attempts.may_migrate
-
-
-def test_migration_resets_the_send_count_and_uses_the_migration_limit() -> None:
-    attempts = Attempts(migrations_max=1)
-    for _ in range(SENDS_MAX - 1):
-        attempts.count_send()
-    assert attempts.may_migrate
-    attempts.count_migration()
-    assert attempts.may_send_again and not attempts.may_migrate
-
-
-def test_ended_request_is_not_retried() -> None:
-    attempts = Attempts(migrations_max=5)
-    attempts.end()
-    assert not attempts.may_send_again and not attempts.may_migrate
-
-
-def test_only_workers_with_a_broken_connection_are_readmitted() -> None:
-    attempts = Attempts()
-    attempts.exclude(1, may_recover=False)
-    assert not attempts.can_readmit
-    attempts.exclude(2, may_recover=True)
-    assert attempts.can_readmit and attempts.excluded == {1, 2}
-    attempts.readmit()
-    assert attempts.excluded == {1} and not attempts.can_readmit
-
-
-def test_readmission_delay_doubles_until_the_request_makes_progress() -> None:
-    attempts = Attempts()
-    delays = [attempts.readmission_delay_s(0, 1.0) for _ in range(6)]
-    assert delays[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S] and delays[-1] == RETRY_MAX_S
-    assert attempts.readmission_delay_s(3, 1.0) == RETRY_FIRST_S
-    assert attempts.readmission_delay_s(3, 1.0) == 2 * RETRY_FIRST_S
 
 
 def next_token(tokens: list[int]) -> int:
@@ -202,15 +127,26 @@ class Worker:
 class Scene:
     """Request with its workers."""
 
-    def __init__(self, breaks: list[int], limit: int = 10, tokens_max: int | None = None, **request: Any) -> None:
+    def __init__(
+        self,
+        breaks: list[int],
+        limit: int = 10,
+        tokens_max: int | None = None,
+        *,
+        is_whole: bool = False,
+        **request: Any,
+    ) -> None:
+        self.is_whole = is_whole
         self.worker = request.pop("worker", None) or Worker(breaks)
         self.clock = ManualClock()
         self.registry = MetricsRegistry()
         self.ends: list[Exception | None] = []
         self.repeats: list[Exception] = []
+        request_echo = request.pop("echo", "")
         stop = StopConditions(max_tokens=request.pop("max_tokens", 12), min_tokens=request.pop("min_tokens", None))
         self.request = PreprocessedRequest("m", list(PROMPT), stop_conditions=stop, **request)
-        self.generation = Generation(self.request, TABLE, self, 0)
+        self.generation = Generation(self.request, TABLE, self, 0, echo=request_echo)
+        self.generation.begin()
         self.dispatch = Dispatch(
             self.worker,  # type: ignore[arg-type]
             self.generation,
@@ -321,12 +257,6 @@ async def test_stream_that_missed_only_its_end_marker_is_complete() -> None:
     assert scene.ends == [None]
 
 
-def test_exhausted_token_budget_is_not_resumed() -> None:
-    request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_tokens=2))
-    assert resumed(request, [5, 6]) is None
-    assert resumed(PreprocessedRequest("m", [1]), [5, 6]) is not None
-
-
 async def test_migration_limit_zero_does_not_move_a_started_stream() -> None:
     scene = Scene([3], limit=0)
     await scene.run()
@@ -344,6 +274,30 @@ async def test_request_without_a_token_is_resent_despite_a_zero_limit() -> None:
     scene = Scene([0, 0], limit=0)
     assert await scene.run() == whole_text()
     assert scene.metric('model_migration_total{model="m",migration_type="new_request"} 2')
+
+
+@given(st.lists(st.integers(0, 12), max_size=SENDS_MAX - 1))
+async def test_whole_response_starts_over_at_any_failure_point_despite_a_zero_limit(breaks: list[int]) -> None:
+    sends = next((place + 1 for place, count in enumerate(breaks) if count == 12), len(breaks) + 1)
+    scene = Scene(breaks, limit=0, is_whole=True, echo="the prompt: ")
+    assert await scene.run() == "the prompt: " + whole_text()
+    assert scene.ends == [None]
+    assert scene.generation.counted() == CompletionUsage(3, 12, 15)
+    assert [list(request.token_ids) for request in scene.worker.requests] == [PROMPT] * sends
+
+
+async def test_whole_response_migrates_as_often_as_the_limit_allows_and_then_starts_over() -> None:
+    scene = Scene([3, 4, 2], limit=2, is_whole=True)
+    assert await scene.run() == whole_text()
+    assert [len(request.token_ids) for request in scene.worker.requests] == [3, 6, 10, 3]
+    assert scene.generation.counted() == CompletionUsage(3, 12, 15)
+
+
+async def test_whole_response_starts_over_on_a_bounded_number_of_workers() -> None:
+    scene = Scene([5] * 50, limit=0, is_whole=True)
+    await scene.run()
+    assert [type(end) for end in scene.ends] == [Disconnected]
+    assert len(scene.worker.requests) == SENDS_MAX
 
 
 async def test_stream_beyond_the_maximum_length_is_not_migrated_and_is_counted() -> None:
@@ -376,6 +330,9 @@ async def test_request_that_tokens_cannot_replay_is_not_migrated(request_fields:
     refusal = scene.dispatch.refusal(Disconnected("killed"))
     assert refusal is not None and "cannot continue on another worker" in str(refusal)
     assert scene.dispatch.refusal(Unknown("broken")) is None
+    whole = Scene([3], is_whole=True, **request_fields)
+    await whole.run()
+    assert [list(request.token_ids) for request in whole.worker.requests] == [PROMPT] * 2, "it starts over"
 
 
 @pytest.mark.parametrize(
@@ -403,16 +360,6 @@ async def test_penalties_are_resumed_by_workers_that_support_resumed_sampling(sa
     assert await scene.run() == whole_text()
     assert scene.worker.requests[1].extra_args == {"other": 1, "resumed": {"output_tokens": 3, "thinking_tokens": 0}}
     assert resumed_of(scene.worker.requests[1]) == Resumed(3, 0)
-
-
-@pytest.mark.parametrize(("thought", "left", "noted"), [(0, 5, 0), (3, 2, 3), (9, 0, 5)])
-def test_resumed_request_has_the_remaining_thinking_budget(thought: int, left: int, noted: int) -> None:
-    request = PreprocessedRequest("m", [1], stop_conditions=StopConditions(max_thinking_tokens=5))
-    again = resumed(request, [7] * 9, thought)
-    assert again is not None
-    assert again.stop_conditions.max_thinking_tokens == left
-    assert resumed_of(again) == Resumed(9, noted)
-    assert thinking_budget(again) == 5, "vLLM counts the thoughts at the end of the prompt itself"
 
 
 async def test_thinking_budget_counts_every_token_without_a_reasoning_parser() -> None:
@@ -613,3 +560,27 @@ async def test_request_pinned_to_a_worker_stays_with_its_silent_worker() -> None
 
 def test_generation_that_was_never_sent_leaves_no_worker() -> None:
     assert not Generation(PreprocessedRequest("m", [1]), TABLE, Scene([]), 0).leaves_silent_worker()
+
+
+async def test_long_prompts_are_routed_and_packed_in_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "LONG_TOKENS", len(PROMPT))
+    turn, seen = 0, list[int]()
+
+    class Chosen(Worker):
+        kv = None
+
+        async def choose(self, *_: object) -> Any:
+            seen.append(turn)
+            return self, SimpleNamespace(worker_id=7, dp_rank=0)
+
+    def packed(request: PreprocessedRequest) -> bytes:
+        seen.append(turn)
+        return msgpack_encode(request)
+
+    monkeypatch.setattr(migration, "msgpack_encode", packed)
+    sends = [asyncio.ensure_future(Scene([], worker=Chosen([])).dispatch.send()) for _ in range(3)]
+    while not all(one.done() for one in sends):
+        await turns()
+        turn += 1
+    await asyncio.gather(*sends)
+    assert len(seen) == len(set(seen)) == 6

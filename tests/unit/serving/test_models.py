@@ -93,7 +93,7 @@ class ModelsHarness:
 
 @pytest.fixture
 async def harness(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelsHarness]:
-    monkeypatch.setattr("dynamo.serving.models.FETCH_FIRST_S", 0.001)
+    monkeypatch.setattr("dynamo.serving.card_fetches.FETCH_FIRST_S", 0.001)
     monkeypatch.setattr("dynamo.core.tasks.RESTART_FIRST_S", 0.001)
     monkeypatch.setattr("dynamo.core.tasks.PROVEN_S", 0.001)
     made = ModelsHarness(model_dir)
@@ -343,7 +343,7 @@ async def test_model_without_workers_is_not_ready_at_first_and_later_not_found(
     with pytest.raises(NotReady):
         harness.models.find("tiny", "Chat")
     del harness.models._sets["tiny", str(ENDPOINT)]
-    monkeypatch.setattr("dynamo.serving.models.DEPARTED_S", 0.0)
+    monkeypatch.setattr("dynamo.serving.model_lookup.DEPARTED_S", 0.0)
     with pytest.raises(NotFound):
         harness.models.find("tiny", "Chat")
 

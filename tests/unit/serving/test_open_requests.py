@@ -1,22 +1,29 @@
 """Open requests: every counted request is closed after any exception; traces cover requests without a socket."""
 
+import asyncio
+import contextlib
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scripted_engine.engine import ScriptedEngine
 from tests.scripted_engine.script import Script
 from tests.scripted_engine.stack import NAME, USER, ScriptedStack, open_stack
-from tests.settle import until
+from tests.settle import turns, until
 
+from dynamo.core.errors import InvalidArgument
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.protocols.openai import completion_of
+from dynamo.runtime.request_plane.base import Reply
 from dynamo.serving.answers import StreamAnswer, UnaryAnswer
 from dynamo.serving.completion_calls import CompletionCall
 from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.request_trace.trace import RequestTrace, TraceOptions
+from dynamo.serving.served_model import ServedModel
 
 
 def chat_body(*, stream: bool = False) -> bytes:
@@ -196,3 +203,126 @@ async def test_one_failing_stream_does_not_block_the_others(monkeypatch: pytest.
         texts = sorted(b"Hello" in bytes(wire.data) for _, wire in requested)
         assert texts == [False, True, True]
         assert gauges(stack) == (0, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def garbage() -> Iterator[list[object]]:
+    """Return the objects in reference cycles that the block leaves behind, after the block."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    found: list[object] = []
+    try:
+        yield found
+        gc.collect()
+        found += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def chat_of(stack: ScriptedStack, *, stream: bool, n: int = 1) -> LocalRequest:
+    nvext = {"annotations": [Script(["long " * 20] * n).annotation()]}
+    body = {"model": NAME, "messages": USER, "stream": stream, "n": n, "nvext": nvext}
+    return LocalRequest(stack.pipeline.handle_chat, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("way", ["stream", "whole", "left"])
+async def test_request_that_is_over_leaves_nothing_to_the_garbage_collector(way: str, n: int) -> None:
+    async def send(stack: ScriptedStack) -> None:
+        if way == "whole":
+            assert (await chat_of(stack, stream=False, n=n).whole()).status == 200
+            return
+        async with contextlib.aclosing(chat_of(stack, stream=True, n=n).events()) as events:
+            async for _ in events:
+                if way == "left":
+                    break
+        await until(lambda: stack.pipeline.inflight == 0)
+
+    async with open_stack() as stack:
+        await send(stack)  # The first request imports modules and fills caches.
+        with garbage() as found:
+            await send(stack)
+            await turns()
+    assert not our_types(found)
+
+
+def our_types(found: list[object]) -> set[str]:
+    return {type(one).__name__ for one in found if type(one).__module__.startswith("dynamo.")}
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (Pipeline, "_preprocess"),
+        (ServedModel, "choose"),
+        (ServedModel, "send"),
+    ],
+)
+async def test_request_whose_client_leaves_during_a_step_leaves_nothing_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    go_on, real = asyncio.Event(), getattr(owner, step)
+
+    async def held(*values: Any, **named: Any) -> Any:
+        await go_on.wait()
+        return await real(*values, **named)
+
+    async def leave(stack: ScriptedStack) -> None:
+        events = chat_of(stack, stream=True).events()
+        first = asyncio.ensure_future(anext(events))
+        await until(lambda: stack.pipeline.inflight == 1)
+        first.cancel()
+        await asyncio.wait({first})
+        await events.aclose()
+        assert stack.pipeline.inflight == 0, "the response is over, its step is not"
+        go_on.set()
+        await until(lambda: not stack.pipeline.tasks)
+        go_on.clear()
+
+    async with open_stack() as stack:
+        monkeypatch.setattr(owner, step, held)
+        await leave(stack)
+        with garbage() as found:
+            await leave(stack)
+            await turns()
+    assert not our_types(found)
+
+
+@pytest.mark.parametrize("way", ["refused", "broken", "failed", "left"])
+async def test_request_without_any_output_leaves_nothing_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The engine refuses it, raises, fails it later, or has not answered when its client leaves."""
+
+    arrived = asyncio.Event()
+
+    def submit(_engine: ScriptedEngine, _request: object, reply: Reply) -> None:
+        arrived.set()
+        if way == "refused":
+            raise InvalidArgument("refused")
+        if way == "broken":
+            raise RuntimeError("broken")
+        if way == "failed":
+            reply.fail(InvalidArgument("failed"))
+
+    async def send(stack: ScriptedStack) -> None:
+        answered = asyncio.ensure_future(chat_of(stack, stream=False).whole())
+        if way == "left":
+            await arrived.wait()
+            answered.cancel()
+            await asyncio.wait({answered})
+        else:
+            assert (await answered).status >= 400
+        await until(lambda: not stack.pipeline.inflight)
+        await turns(20)
+        arrived.clear()
+
+    monkeypatch.setattr(ScriptedEngine, "submit", submit)
+    async with open_stack() as stack:
+        await send(stack)
+        with garbage() as found:
+            await send(stack)
+    assert not our_types(found)

@@ -1,5 +1,6 @@
 """A prefill worker's response is evaluated once, and its load is released once."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,16 @@ class Call:
 
     def kill(self) -> None:
         self.words.append("kill")
+
+
+async def test_prefill_that_has_ended_does_not_refer_to_its_call_which_refers_to_it() -> None:
+    phase, call = a_phase_request(), Call()
+    phase.sent(call)
+    assert call in gc.get_referents(phase)
+    phase.on_item(item(disaggregated_params={}))
+    phase.on_end()
+    assert call not in gc.get_referents(phase)
+    assert await phase.wait(1) == PrefillResult({})
 
 
 async def test_abandoned_prefill_is_stopped_and_released_at_its_end() -> None:

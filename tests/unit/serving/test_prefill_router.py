@@ -170,6 +170,8 @@ class Scene:
         self.ends: list[Exception | None] = []
         self.repeats: list[Exception] = []
         self.limit = limit
+        self.prefilling: Any = None
+        """Prefill that has sent its parameters in advance."""
         self.generation: Generation
         self.dispatch: Dispatch
 
@@ -189,6 +191,8 @@ class Scene:
         self.generation.assign(self.dispatch)
 
     # Response side.
+
+    is_whole = False
 
     def touch(self, choice: Choice) -> None: ...
 
@@ -225,6 +229,11 @@ class Scene:
         )
         if script == "nothing":
             output.finish_reason = "length"
+        if script == "advance":  # As SGLang, it ends once the decode worker has fetched the blocks.
+            params = {"at": worker, "tokens": len(request.token_ids)}
+            receiver.on_item(Item(msgpack_encode(EngineOutput([], 0, disaggregated_params=params))))
+            self.prefilling = receiver
+            return
         receiver.on_item(Item(msgpack_encode(output)))
         receiver.on_end()
 
@@ -392,6 +401,14 @@ async def test_migration_limit_zero_ends_an_interrupted_decode_stream() -> None:
     assert scene.ends == [BREAK]
 
 
+async def test_whole_response_starts_over_with_both_phases_after_an_interruption() -> None:
+    scene = Scene([], [3], limit=0)
+    scene.is_whole = True
+    assert await scene.run() == output_text(6)
+    assert scene.ends == [None]
+    assert [list(request.token_ids) for _, request in scene.prefills.sent] == [PROMPT, PROMPT]
+
+
 async def test_stalled_transfer_is_repeated_with_the_only_workers() -> None:
     scene = Scene([], [StreamIncomplete("the blocks did not come")], ids=(1,))
     scene.decodes.ids = [11]
@@ -428,6 +445,38 @@ async def test_load_counting_router_modes_send_decode_after_prefill(mode: Router
     assert await scene.run() == output_text(6)
     assert len(scene.decodes.sent) == 1, "it was not sent before a prefill had succeeded"
     assert scene.decodes.sent[0][1].bootstrap_info
+
+
+@pytest.mark.parametrize("config", [{}, MEETS])
+async def test_decode_is_sent_once_the_prefill_worker_has_sent_parameters_in_advance(config: dict[str, Any]) -> None:
+    scene = Scene(["advance"], [], **config)
+    scene.prefills.mode = RouterMode.LEAST_LOADED
+    assert await scene.run() == output_text(6)
+    (_, decode) = scene.decodes.sent[0]
+    if config:
+        assert decode.bootstrap_info == scene.prefills.sent[0][1].bootstrap_info
+    else:
+        assert decode.prefill_result == PrefillResult({"at": 1, "tokens": 3}, None)
+    assert scene.ends == [None]
+
+
+async def test_prefill_failure_after_parameters_in_advance_repeats_both_phases() -> None:
+    scene = Scene(["advance"], [])
+    scene.make()
+    sending = asyncio.get_running_loop().create_task(scene.dispatch.send())
+    while not scene.decodes.sent:
+        await turns()
+        if scene.queue and not scene.prefilling:
+            scene.queue.pop(0)()
+    await sending
+    scene.queue.clear()
+    scene.prefilling.on_error(BREAK)
+    assert scene.repeats == [BREAK]
+    repeating = asyncio.get_running_loop().create_task(scene.dispatch.repeat(scene.repeats.pop(0)))
+    await scene.turn()
+    await repeating
+    assert [worker for worker, _ in scene.prefills.sent] == [1, 2]
+    assert scene.generation.choices[0].text() == output_text(6)
 
 
 async def test_prefill_failure_during_decode_wait_repeats_both_phases() -> None:

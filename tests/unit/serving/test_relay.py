@@ -264,6 +264,9 @@ class Two:
                 yield {"token_ids": [6], "index": 0, "finish_reason": "stop"}
 
             await self.relays.serve("m", kind, handler, directory=str(directory), data=BOTH, worker=worker)
+        if kind is not ModelType.Embedding:
+            async with asyncio.timeout(10.0):
+                await until(lambda: len(self.kv.machine.loads()) == 2)
 
     @property
     def served(self) -> ServedModel:

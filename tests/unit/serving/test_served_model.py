@@ -1,5 +1,6 @@
 """The KV router avoids failed workers while another one is available."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.load import KvMetrics
 from dynamo.protocols.model_card import ModelDeploymentCard, ModelRecord, RuntimeConfig
 from dynamo.routing.busy import Thresholds
-from dynamo.serving.served_model import ServedModel, workers_to_avoid
+from dynamo.serving import served_model
+from dynamo.serving.served_model import LOADS_MAX, ServedModel, load, workers_to_avoid
 
 WORKERS = st.frozensets(st.integers(0, 5))
 
@@ -70,3 +72,46 @@ def test_ranks_of_a_worker_rotate() -> None:
     one, several = served(1, Thresholds()), served(2, Thresholds(), data_parallel_size=2, data_parallel_start_rank=4)
     assert (one.next_rank(1), several.next_rank(9)) == (None, None)
     assert {several.next_rank(2) for _ in range(2)} == {4, 5}
+
+
+async def test_thread_that_reads_the_files_of_a_model_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def read(*_: object) -> SimpleNamespace:
+        threads.append(threading.current_thread())
+        return SimpleNamespace()
+
+    monkeypatch.setattr(served_model, "load", read)
+    made = served(1, Thresholds())
+    await made.follow()
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    thread.join(10.0)  # A thread of the loop's pool would not end.
+    assert not thread.is_alive()
+
+
+def test_few_models_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, may_end = threading.Semaphore(0), threading.Event()
+    count, lock, peak = 0, threading.Lock(), 0
+
+    def read(*_: object) -> None:
+        nonlocal count, peak
+        with lock:
+            count += 1
+            peak = max(peak, count)
+        reading.release()
+        may_end.wait(10.0)
+        with lock:
+            count -= 1
+
+    monkeypatch.setattr(served_model, "_load", read)
+    threads = [threading.Thread(target=load, args=(None, None, ())) for _ in range(LOADS_MAX * 3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(LOADS_MAX):
+        assert reading.acquire(timeout=10.0)
+    assert not reading.acquire(timeout=0.01)
+    may_end.set()
+    for thread in threads:
+        thread.join(10.0)
+    assert (peak, count) == (LOADS_MAX, 0)

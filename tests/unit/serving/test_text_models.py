@@ -200,6 +200,18 @@ async def test_failure_before_the_first_chunk_retries_another_worker() -> None:
     assert scene.closed == [""]
 
 
+async def test_whole_text_response_starts_over_after_a_failure() -> None:
+    scene = await Scene(stream=False, workers=2).forward()
+    scene.receive_event(chat("half of a"))
+    scene.answer.on_error(Disconnected("gone"))
+    assert await scene.tasks.wait(1.0)
+    assert [sent["worker"] for sent in scene.model.sent] == [1, 2]
+    scene.receive_event(chat("a whole one", "stop"))
+    scene.answer.on_end()
+    assert json.loads(scene.client.writes[0])["choices"][0]["message"]["content"] == "a whole one"
+    assert scene.closed == [""]
+
+
 async def test_failure_is_returned_without_another_worker() -> None:
     scene = await Scene().forward()
     scene.answer.on_error(Disconnected("gone"))

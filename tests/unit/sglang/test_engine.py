@@ -195,17 +195,20 @@ async def test_truncated_response_is_a_retryable_error(start: Start) -> None:
     assert isinstance(error, EngineShutdown)
 
 
-async def test_prefill_with_bootstrap_info_of_the_router_ends_with_its_token(start: Start) -> None:
+async def test_prefill_with_bootstrap_info_of_the_router_repeats_it_in_advance_and_ends_with_its_token(
+    start: Start,
+) -> None:
     running = await start(disaggregation_mode="prefill")
     reply, error = await running.send_request(request(bootstrap_info=ROOM), chunk(4, finish=LENGTH))
     assert error is None
-    (item,) = reply.items
-    assert isinstance(item, EngineOutput)
-    assert item.disaggregated_params == {
-        "bootstrap_host": "10.0.0.1",
-        "bootstrap_port": 8998,
-        "bootstrap_room": 77,
-    }
+    (advance, item) = reply.items
+    room = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 77}
+    for one in (advance, item):
+        assert isinstance(one, EngineOutput)
+        assert one.disaggregated_params == room
+    assert (advance.token_ids, advance.finish_reason) == ([], None), (
+        "a router that waits for it sends the decode phase then"
+    )
     assert item.finish_reason == "length"
     requested = running.sglang.received_requests[-1]
     assert (requested["bootstrap_room"], requested["sampling_params"]["max_new_tokens"]) == (77, 1)

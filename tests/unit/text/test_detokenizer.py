@@ -101,6 +101,14 @@ def test_token_table_has_no_text_for_a_partial_character() -> None:
     assert table_of(b"ok", b"\xe6", b'"\n\\', "é".encode()).text_json == [b"ok", None, b'\\"\\n\\\\', "é".encode()]
 
 
+def test_token_table_has_one_object_for_bytes_and_json_that_are_equal() -> None:
+    raw = [b" word", b'"', "é".encode()]
+    found = text_json_of(raw)
+    assert found == [b" word", b'\\"', "é".encode()]
+    assert found[0] is raw[0]
+    assert found[2] is raw[2]
+
+
 def test_token_table_has_empty_text_for_a_skipped_special_token(tokenizer: Tokenizer) -> None:
     token_id = tokenizer.token_to_id("<|im_end|>")
     assert token_id is not None

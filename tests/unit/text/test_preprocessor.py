@@ -15,7 +15,7 @@ from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from dynamo.text import preprocessor as module
-from dynamo.text.chat_template.sandbox import FULL, LONG, QUICK, Budget, OverBudget
+from dynamo.text.chat_template.bounds import FULL, LONG, QUICK, Budget, OverBudget
 from dynamo.text.preprocessor import GenerationDefaults, Preprocessor
 
 

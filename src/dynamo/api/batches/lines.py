@@ -1,12 +1,13 @@
-"""Validation of batch input files: one request per line, as a JSON object. Pure."""
+"""Lines of batches: validation of input files, with one request per line as a JSON object, and responses. Pure."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
+from msgspec import Struct, field
 
 from dynamo.api.batches.records import LineError
 from dynamo.core.codec import UNREADABLE, json_decode, json_decoder
+from dynamo.core.errors import InvalidArgument
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_CHARS_MAX = 512
@@ -51,12 +52,21 @@ class RequestLine(msgspec.Struct):
     """Request body as the file contains it; the endpoint decodes it."""
 
 
+class LineResponse(Struct, frozen=True):
+    """Response to one line."""
+
+    status: int
+    body: bytes
+    request_id: str
+    retry_after_s: float | None = None
+    """Set if the line must be retried: minimum delay in seconds; 0: the runner's own backoff."""
+
+
 _decode = json_decoder(BatchLine).decode
 _decode_accepted = json_decoder(RequestLine).decode
 
 
-@dataclass(slots=True)
-class Review:
+class Review(Struct):
     """Result of the validation of an input file."""
 
     total: int = 0
@@ -76,8 +86,15 @@ def read_line(data: bytes) -> RequestLine:
     return line
 
 
-def review(lines: Iterable[bytes], endpoint: str) -> Review:
-    """Return all errors of a file, up to `ERRORS_MAX`; empty lines are ignored."""
+def _accept(_line: bytes) -> None:
+    """Accept any line."""
+
+
+def review(lines: Iterable[bytes], endpoint: str, check: Callable[[bytes], None] = _accept) -> Review:
+    """Return all errors of a file, up to `ERRORS_MAX`; empty lines are ignored.
+
+    `check` runs before a line is decoded and raises `InvalidArgument` for one that would take too long; what else it raises ends the review.
+    """
     found = Review()
     seen: set[str] = set()
     for number, data in enumerate(lines, 1):
@@ -89,7 +106,7 @@ def review(lines: Iterable[bytes], endpoint: str) -> Review:
                 LineError(code="too_many_tasks", message=f"the file has more than {LINES_MAX} requests", line=number)
             )
             break
-        error, line = check_line(data, endpoint, seen)
+        error, line = check_line(data, endpoint, seen, check)
         if error is not None:
             error.line = number
             found.errors.append(error)
@@ -102,10 +119,15 @@ def review(lines: Iterable[bytes], endpoint: str) -> Review:
     return found
 
 
-def check_line(data: bytes, endpoint: str, seen: set[str]) -> tuple[LineError | None, BatchLine | None]:
+def check_line(
+    data: bytes, endpoint: str, seen: set[str], check: Callable[[bytes], None] = _accept
+) -> tuple[LineError | None, BatchLine | None]:
     """Return the line's error or the decoded line. Its id is added to `seen`, the ids so far."""
     try:
+        check(data)
         line: BatchLine = _decode(data)
+    except InvalidArgument as refusal:
+        return LineError(code="invalid_request", message=str(refusal)), None
     except msgspec.ValidationError as error:
         return LineError(code="invalid_request", message=str(error)), None
     except UNREADABLE:

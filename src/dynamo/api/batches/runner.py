@@ -10,12 +10,12 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from dynamo.api.batches.lines import RequestLine, read_line, review
+from dynamo.api.batches.lines import LineResponse, RequestLine, Review, read_line, review
 from dynamo.api.batches.records import (
     CANCELLED,
     CANCELLING,
@@ -37,13 +37,17 @@ from dynamo.api.batches.store import BatchStore, lines_of
 from dynamo.core.backoff import Backoff
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.codec import UNREADABLE
+from dynamo.core.errors import Cancelled, Overloaded
 from dynamo.core.tasks import TaskOwner
+from dynamo.core.threads import in_daemon_thread
+from dynamo.serving.bodies import check_slow
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0  # Maximum delay before another process's new batch or cancellation is noticed.
 SWEEP_S = 600.0
 SAVE_S = 1.0  # Maximum age of the counts shown to clients.
+REVIEW_RETRY_S = 5.0  # Delay before a file is reviewed again that found all child processes in use.
 REST_S = 30.0  # Delay before a batch that failed because of a server error is retried.
 BEGUN_MAX = 64  # Lines of a batch in memory; more than there are slots, so that a waiting line delays no other.
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0  # Delays between attempts of a line while no worker accepts it.
@@ -68,15 +72,10 @@ class DamagedInput(Exception):
         super().__init__(f"line {number} of the input file can no longer be decoded")
 
 
-@dataclass(frozen=True, slots=True)
-class LineResponse:
-    """Response to one line."""
+class Wanted(Struct):
+    """Whether a computation in a thread is still wanted."""
 
-    status: int
-    body: bytes
-    request_id: str
-    retry_after_s: float | None = None
-    """Set if the line must be retried: minimum delay in seconds; 0: the runner's own backoff."""
+    is_so: bool = True
 
 
 NOT_NOW = LineResponse(503, b"", "", 0.0)
@@ -226,15 +225,17 @@ class BatchRunner:
         await self._finalize(record)
 
     async def _validate(self, record: BatchRecord) -> bool:
-        """Validate the input file; return whether the batch has lines to run."""
+        """Validate the input file; return whether the batch continues: with its lines, or with its end if it was cancelled."""
         batch = record.batch
-        path = self._store.path(batch.input_file_id)
         try:
-            found = await asyncio.to_thread(lambda: review(lines_of(path), batch.endpoint))
+            found = await self._review(record)
         except FileNotFoundError:
             error = LineError(code="file_not_found", message=f"{batch.input_file_id} no longer exists")
             batch.errors = LineErrors(data=[error])
         else:
+            if found is None:
+                await self._begin_to_cancel(record)
+                return True
             batch.request_counts.total = found.total
             batch.model = found.model
             batch.errors = LineErrors(data=found.errors) if found.errors else None
@@ -248,6 +249,53 @@ class BatchRunner:
         await self._save(record)
         return batch.errors is None
 
+    async def _review(self, record: BatchRecord) -> Review | None:
+        """Return the errors of the input file; None if the batch is cancelled while a slow line waits for its check.
+
+        While all child processes for slow lines are in use, wait and start again. Raise `Overloaded` if that lasts until the batch
+        expires, and `FileNotFoundError`.
+        """
+        batch = record.batch
+        path, wanted = self._store.path(batch.input_file_id), Wanted()
+
+        def check(line: bytes) -> None:
+            check_slow(line, "batch_line", lambda: wanted.is_so)
+
+        try:
+            while True:
+                work = in_daemon_thread(lambda: review(lines_of(path), batch.endpoint, check), "batch review")
+                reviewing = asyncio.ensure_future(work)
+                while not reviewing.done():
+                    wanted.is_so = not self._is_cancelled(record)
+                    await self._wait_a_second({reviewing})
+                try:
+                    return await reviewing
+                except Cancelled:
+                    return None
+                except Overloaded:
+                    if self._clock.wall() >= batch.expires_at:
+                        raise
+                retry_s = self._clock.now() + REVIEW_RETRY_S
+                while self._clock.now() < retry_s:
+                    if self._is_cancelled(record):
+                        return None
+                    await self._wait_a_second(set())
+        finally:
+            wanted.is_so = False  # If this task is cancelled, the thread does not wait for a child any more.
+
+    async def _wait_a_second(self, tasks: "set[asyncio.Future[Any]]") -> None:
+        """Wait `SAVE_S`, or until one of the tasks is done."""
+        tick: asyncio.Future[Any] = asyncio.ensure_future(self._clock.sleep(SAVE_S))
+        try:
+            await asyncio.wait({*tasks, tick}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            tick.cancel()
+
+    async def _begin_to_cancel(self, record: BatchRecord) -> None:
+        batch = record.batch
+        batch.status, batch.cancelling_at = CANCELLING, self._store.cancelled_s(batch.id)
+        await self._save(record)
+
     async def _answer(self, record: BatchRecord) -> str:
         """Request all lines without a result; return the final status."""
         asking = asyncio.ensure_future(self._run_lines(record))
@@ -256,17 +304,18 @@ class BatchRunner:
                 end = self._ended_early(record)
                 if end is not None:
                     return end
-                tick = asyncio.ensure_future(self._clock.sleep(SAVE_S))
-                await asyncio.wait({asking, tick}, return_when=asyncio.FIRST_COMPLETED)
-                tick.cancel()
+                await self._wait_a_second({asking})
             await asking
             return COMPLETED
         finally:
             asking.cancel()
             await asyncio.wait({asking})
 
+    def _is_cancelled(self, record: BatchRecord) -> bool:
+        return self._store.cancelled_s(record.batch.id) is not None
+
     def _ended_early(self, record: BatchRecord) -> str | None:
-        if self._store.cancelled_s(record.batch.id) is not None:
+        if self._is_cancelled(record):
             return CANCELLED
         return EXPIRED if self._clock.wall() >= record.batch.expires_at else None
 

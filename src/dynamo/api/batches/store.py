@@ -16,12 +16,12 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import IO, Any, TypeVar
 
 import msgspec
 
+from dynamo.api.batches.limits import KEPT_S, StorageLimits
 from dynamo.api.batches.records import (
     BATCH_ID,
     CANCELLING,
@@ -46,21 +46,9 @@ OwnerOfName = Callable[[str], str | None]
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
 
-BYTES_MAX = 10 << 30  # Fifty inputs of OpenAI's maximum size.
-FILES_MAX = 10_000
 PIECE_BYTES = 1 << 20
-KEPT_S = 30 * 24 * 3600  # As OpenAI for the files of batches.
 LEFTOVER_S = 3600.0  # Age at which an unfinished file is considered abandoned.
 RESULTS = ("output", "errors")
-
-
-@dataclass(frozen=True, slots=True)
-class StorageLimits:
-    """Limits on stored data; a request beyond them is refused."""
-
-    bytes_max: int = BYTES_MAX
-    files_max: int = FILES_MAX
-    open_batches_max: int = 1000
 
 
 class BatchStore:

@@ -3,8 +3,10 @@
 A conversation is a chain: each record has the input added since the previous response, and the id of that response.
 """
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -13,21 +15,20 @@ from dynamo.api.responses.store import ResponseStore
 from dynamo.core.codec import json_decoder, json_encode
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.protocols.responses import (
+from dynamo.core.threads import in_few_threads
+from dynamo.protocols.response_items import (
     CompactionItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputItem,
     InputText,
-    ItemPage,
     ItemReference,
     MessageItem,
     OutputText,
     ReasoningItem,
-    Response,
     StoredItem,
-    StoredResponse,
 )
+from dynamo.protocols.responses import ItemPage, Response, StoredResponse
 from dynamo.protocols.strict import INVALID
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class ResponseArchive:
     def __init__(self, store: ResponseStore | None, registry: MetricsRegistry | None = None, prefix: str = "") -> None:
         """Without a store nothing is kept."""
         self._store = store
+        self._unwritten: dict[str, asyncio.Future[None]] = {}
+        """Records that are being encoded, by key."""
         if registry is not None and store is not None:
             entries = registry.gauge(f"{prefix}_responses_store_entries", "Stored responses")
             entries.labels().follow(lambda: store.entries)
@@ -56,13 +59,28 @@ class ResponseArchive:
         """Whether responses are kept."""
         return self._store is not None
 
-    def keep(self, response: Response, input_items: Sequence[StoredItem], owner: str | None = None) -> None:
-        """Store a response and its input for their owner (see `StoredResponse.owner`)."""
+    def keep(
+        self, response: Response, input_items: Sequence[StoredItem], owner: str | None = None, *, is_long: bool = False
+    ) -> None:
+        """Store a response, which no longer changes, and its input for their owner (see `StoredResponse.owner`).
+
+        One that `is_long` is encoded in a thread; a reader of it waits for that.
+        """
         key = key_of(response.id)
         if self._store is None or key is None:
             return
-        items = [settled(item, response.id, number) for number, item in enumerate(input_items)]
-        self._store.put(key, json_encode(StoredResponse(response, items, owner)))
+        if not is_long:
+            self._store.put(key, record_of(response, input_items, owner))
+            return
+        encoding = in_few_threads(partial(record_of, response, input_items, owner), "response storing", 1)
+        self._unwritten[key] = asyncio.ensure_future(self._put(self._store, key, encoding))
+
+    async def _put(self, store: ResponseStore, key: str, encoding: Awaitable[bytes]) -> None:
+        """Store a record once it is encoded."""
+        try:
+            store.put(key, await encoding)
+        finally:
+            del self._unwritten[key]
 
     async def find(self, response_id: str, owner: str | None = None) -> StoredResponse:
         """Return a stored response. Raise `NotFound`, also for one of another owner."""
@@ -118,6 +136,8 @@ class ResponseArchive:
     async def close(self) -> None:
         """Close the store."""
         if self._store is not None:
+            if self._unwritten:
+                await asyncio.wait(list(self._unwritten.values()))
             await self._store.close()
 
     async def _referred(self, id: str, number: int, owner: str | None = None) -> StoredItem:
@@ -132,6 +152,9 @@ class ResponseArchive:
         key = key_of(id)
         if self._store is None or key is None:
             return None
+        unwritten = self._unwritten.get(key)
+        if unwritten is not None:
+            await asyncio.wait([unwritten])
         raw = await self._store.get(key)
         if raw is None:
             return None
@@ -141,6 +164,12 @@ class ResponseArchive:
             logger.warning("cannot decode stored response %s: %s", key, error)
             return None
         return record if record.owner == owner else None
+
+
+def record_of(response: Response, input_items: Sequence[StoredItem], owner: str | None) -> bytes:
+    """Return what is stored of a response."""
+    items = [settled(item, response.id, number) for number, item in enumerate(input_items)]
+    return json_encode(StoredResponse(response, items, owner))
 
 
 def previous_not_found(response_id: str) -> NotFound:

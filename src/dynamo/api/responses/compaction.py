@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from dynamo.api.responses.ids import item_id
 from dynamo.api.sealed_text import sealed, unsealed
 from dynamo.core.errors import InvalidArgument
-from dynamo.protocols.responses import (
-    Compaction,
-    CompactionItem,
-    InputText,
-    MessageItem,
-    OutputText,
-    Response,
-    ResponseUsage,
-    StoredItem,
-)
+from dynamo.protocols.response_items import CompactionItem, InputText, MessageItem, OutputText, StoredItem
+from dynamo.protocols.responses import Compaction, Response, ResponseUsage
 from dynamo.protocols.strict import INVALID
 
 SUMMARY_TOKENS_MAX = 1024  # About a page; short relative to conversations worth compacting.

@@ -26,30 +26,30 @@ from dynamo.protocols.openai import (
     ToolCall,
     validate_chat,
 )
-from dynamo.protocols.responses import (
-    AllowedTools,
-    ChosenFunction,
+from dynamo.protocols.response_items import (
     CompactionItem,
     FunctionCallItem,
     FunctionOutputItem,
-    FunctionTool,
     InputImage,
     InputText,
-    JsonObjectFormat,
     MessageItem,
     OutputText,
     ReasoningItem,
     Refusal,
-    Response,
+    StoredItem,
+)
+from dynamo.protocols.response_requests import (
+    AllowedTools,
+    ChosenFunction,
+    FunctionTool,
+    JsonObjectFormat,
     ResponseRequest,
     ResponsesPromptFields,
     SchemaFormat,
-    ShownReasoning,
-    ShownTool,
-    StoredItem,
     TextFormat,
     TextOptions,
 )
+from dynamo.protocols.responses import Response, ShownReasoning, ShownTool
 from dynamo.protocols.strict import INVALID, MALFORMED, refuse
 
 METADATA_PAIRS_MAX = 16  # OpenAI's limits, as are the next two.

@@ -13,7 +13,8 @@ import os
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dynamo.api.responses.store import Dropped, StoreLimits
 from dynamo.core.boundaries import Rollback
@@ -34,15 +35,13 @@ LEFTOVER_S = 3600.0  # Age at which an unfinished file is considered abandoned.
 SUFFIX, UNFINISHED = ".json", ".part"
 
 
-@dataclass(slots=True)
-class _File:
+class _File(Struct):
     path: str
     size: int
     used_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Swept:
+class _Swept(Struct, frozen=True):
     """Number of records removed by a sweep, by reason."""
 
     expired: int = 0

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from dynamo.api.responses.convert import to_chat, without_oldest
 from dynamo.protocols.openai import ChatCompletionRequest
-from dynamo.protocols.responses import ResponsesPromptFields, StoredItem
+from dynamo.protocols.response_items import StoredItem
+from dynamo.protocols.response_requests import ResponsesPromptFields
 from dynamo.serving.prompt_count import count_prompt
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from dynamo.protocols.responses import Response, StoredItem
+from dynamo.protocols.response_items import StoredItem
+from dynamo.protocols.responses import Response
 
 
 class ResponseSession:

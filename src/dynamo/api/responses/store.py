@@ -6,8 +6,9 @@ recently used record is dropped first.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from dynamo.core.clock import Clock, SystemClock
 from dynamo.core.metrics import Counter, MetricsRegistry
@@ -17,8 +18,7 @@ BYTES_MAX = 64 << 20  # Some thousand conversations, in a process that otherwise
 UNUSED_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
+class StoreLimits(Struct, frozen=True):
     """Limits on size, number and age of records."""
 
     entries_max: int = ENTRIES_MAX

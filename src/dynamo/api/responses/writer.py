@@ -6,14 +6,13 @@ It implements `Chunks` (serving/postprocessor.py).
 from collections.abc import Callable, Sequence
 
 from dynamo.api.content_blocks import BlockKind, BlockWriter, OutputBlock
+from dynamo.api.responses.echo import RequestEcho
 from dynamo.api.responses.ids import item_id
 from dynamo.core.codec import json_encode
 from dynamo.parsers.base import ContentDelta, Event
 from dynamo.protocols.engine import CompletionUsage
-from dynamo.protocols.responses import (
-    CachedTokens,
+from dynamo.protocols.response_items import (
     FunctionCallItem,
-    IncompleteDetails,
     ItemStatus,
     Logprob,
     MessageItem,
@@ -21,14 +20,18 @@ from dynamo.protocols.responses import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ResponseTopLogprob,
+)
+from dynamo.protocols.responses import (
+    CachedTokens,
+    IncompleteDetails,
     ReasoningTokens,
     Response,
     ResponseFailure,
-    ResponseTopLogprob,
     ResponseUsage,
 )
 from dynamo.serving.errors import ErrorAnswer
-from dynamo.serving.postprocessor import DONE, FinishedChoice, TokenEntry
+from dynamo.serving.postprocessor import DONE, FinishedChoice, TokenEntry, Written, parts_of
 from dynamo.text.detokenizer import json_text
 
 Keep = Callable[[Response], None]
@@ -48,9 +51,17 @@ class ResponseWriter(BlockWriter):
     """Writer of one response."""
 
     def __init__(
-        self, response: Response, *, now: Callable[[], float], keep: Keep | None = None, logprobs: bool = False
+        self,
+        response: Response,
+        *,
+        now: Callable[[], float],
+        keep: Keep | None = None,
+        logprobs: bool = False,
+        echo: RequestEcho | None = None,
     ) -> None:
+        """`echo`: the encoded fields of a long request."""
         super().__init__()
+        self._echo = echo
         self.response = response
         self._now = now
         self._keep = keep
@@ -66,9 +77,12 @@ class ResponseWriter(BlockWriter):
 
     # Parts of a stream.
 
-    def begin(self, prompt_tokens: int) -> bytes:
+    def begin(self, prompt_tokens: int) -> Written:
         """Return `response.created` and `response.in_progress`."""
-        return self._lifecycle(b"response.created") + self._lifecycle(b"response.in_progress")
+        created, begun = self._lifecycle(b"response.created"), self._lifecycle(b"response.in_progress")
+        if isinstance(created, bytes) and isinstance(begun, bytes):
+            return created + begun
+        return [*parts_of(created), *parts_of(begun)]
 
     def events(
         self, index: int, events: Sequence[Event], usage: bytes, entries: Sequence[TokenEntry], offset: int
@@ -84,7 +98,7 @@ class ResponseWriter(BlockWriter):
         is_cut = reason in ("length", "content_filter")
         return self._write(self._row.finish(is_cut=is_cut, needs_block=True))
 
-    def usage(self, usage: CompletionUsage) -> bytes:
+    def usage(self, usage: CompletionUsage) -> Written:
         """Return the final event with the complete response."""
         self._settle(usage)
         return self._lifecycle(b"response." + self.response.status.encode())
@@ -93,13 +107,14 @@ class ResponseWriter(BlockWriter):
         """Return `[DONE]`, as upstream; OpenAI's own streams end without it, and clients accept both."""
         return DONE
 
-    def failure(self, error: ErrorAnswer) -> bytes:
+    def failure(self, error: ErrorAnswer) -> Written:
         """Close the open item as cut off, and return the failure. If the stream has no events yet, begin it first."""
-        opening = b"" if self._sequence else self.begin(0)
-        closing = opening + self._write(self._row.finish(is_cut=True))
+        opening = [] if self._sequence else parts_of(self.begin(0))
+        closing = self._write(self._row.finish(is_cut=True))
         self.response.status = "failed"
         self.response.error = ResponseFailure(FAILURES.get(error.status, "server_error"), error.message)
-        return closing + self._lifecycle(b"response.failed") + DONE
+        found = [*opening, closing, *parts_of(self._lifecycle(b"response.failed")), DONE]
+        return b"".join(found) if self._echo is None else found
 
     # The whole response.
 
@@ -182,8 +197,13 @@ class ResponseWriter(BlockWriter):
             return ReasoningText(text)
         return OutputText(text, logprobs=self._logprobs)
 
-    def _lifecycle(self, name: bytes) -> bytes:
-        return self._event(name, b'"response":' + json_encode(self.response))
+    def _lifecycle(self, name: bytes) -> Written:
+        if self._echo is None:
+            return self._event(name, b'"response":' + json_encode(self.response))
+        number, (head, *rest, tail) = self._sequence, self._echo.within(self.response)
+        self._sequence += 1
+        opening = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b' % (name, name, number, head)
+        return [opening, *rest, tail + b"}\n\n"]
 
     def _event(self, name: bytes, fields: bytes) -> bytes:
         number = self._sequence

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from dynamo.backend.config import DisaggregatedOptions
 from dynamo.backend.disagg import DisaggregationMode
-from dynamo.backend.worker import WorkerProcess
+from dynamo.backend.process import WorkerProcess
 from dynamo.common.backend.bindings import RuntimeConfig, WorkerConfig
 from dynamo.common.backend.served_engine import ServedEngine, check_kind
 from dynamo.core.config import load, read_bool, setting

@@ -1,9 +1,10 @@
 """Routes of Anthropic's Messages API; without `--enable-anthropic-api` they return 404 and name the flag."""
 
 import secrets
-from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -87,8 +88,7 @@ async def switched_off(request: Request) -> Response:
     return Response(error_body(OFF), OFF.status, media_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class MessagePages:
+class MessagePages(Struct, frozen=True):
     """Handlers of the Messages API."""
 
     pipeline: Pipeline

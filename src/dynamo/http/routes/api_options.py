@@ -1,15 +1,14 @@
 """ApiOptions: the APIs that a frontend serves in addition to OpenAI's chats and completions, and their storage."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
-from dynamo.api.batches.store import StorageLimits
+from dynamo.api.batches.limits import StorageLimits
 from dynamo.api.responses.store import StoreLimits
 
 MEMORY, NOWHERE = "memory", "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiOptions:
+class ApiOptions(Struct, frozen=True, kw_only=True):
     """Settings of the optional APIs' routes."""
 
     enable_anthropic: bool = False

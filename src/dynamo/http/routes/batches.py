@@ -6,16 +6,17 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dynamo.api.batches.lines import ENDPOINTS, RequestLine
+from dynamo.api.batches.limits import KEPT_S
+from dynamo.api.batches.lines import ENDPOINTS, LineResponse, RequestLine
 from dynamo.api.batches.records import (
     COMPLETION_WINDOW,
     COMPLETION_WINDOW_S,
@@ -30,9 +31,6 @@ from dynamo.api.batches.records import (
     FilePage,
     new_id,
 )
-from dynamo.api.batches.runner import BatchRunner, LineResponse
-from dynamo.api.batches.slots import Slots
-from dynamo.api.batches.store import KEPT_S, BatchStore
 from dynamo.core.errors import DynamoException, InvalidArgument, NotFound, StorageError
 from dynamo.http.routes.table import (
     Operation,
@@ -51,6 +49,10 @@ from dynamo.serving.bodies import decoded
 from dynamo.serving.errors import ErrorAnswer, answer_to
 from dynamo.serving.local_requests import LocalRequest
 from dynamo.serving.response_stream import RequestHandler
+
+if TYPE_CHECKING:
+    from dynamo.api.batches.runner import BatchRunner
+    from dynamo.api.batches.store import BatchStore
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,10 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     apis = context.apis
     pages: BatchPages | None = None
     if apis.batch_dir is not None:
+        from dynamo.api.batches.runner import BatchRunner
+        from dynamo.api.batches.slots import Slots
+        from dynamo.api.batches.store import BatchStore
+
         keys = context.keys
         names = None if keys is None else keys.owner_of_name
         store = BatchStore(apis.batch_dir, apis.batch_limits, owner_of_name=names)
@@ -207,12 +213,11 @@ class LineRunner:
         return LineResponse(answer.status, answer.body, request_id)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPages:
+class BatchPages(Struct, frozen=True):
     """Handlers of files and batches. Each caller sees only its own objects."""
 
-    store: BatchStore
-    runner: BatchRunner
+    store: "BatchStore"
+    runner: "BatchRunner"
 
     # Files.
 

@@ -1,9 +1,10 @@
 """Routes of embeddings, classification, pooling and reranking."""
 
 import itertools
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from dynamo.core.codec import msgpack_encode
 from dynamo.core.config import read_bool, setting
@@ -93,8 +94,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         routes.hot("POST", path, handler, described, variable=variable)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingPages:
+class EmbeddingPages(Struct, frozen=True):
     """Handlers of these routes."""
 
     pipeline: Pipeline

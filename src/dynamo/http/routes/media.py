@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dynamo.core.codec import json_decode, msgpack_encode
 from dynamo.core.errors import InvalidArgument
@@ -78,8 +79,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
         routes.hot("POST", path, handler, described, variable=f"DYN_HTTP_SVC_{variable}_PATH")
 
 
-@dataclass(frozen=True, slots=True)
-class MediaPages:
+class MediaPages(Struct, frozen=True):
     """Handlers of these routes."""
 
     pipeline: Pipeline

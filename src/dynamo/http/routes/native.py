@@ -1,7 +1,8 @@
 """Routes of the engines' own APIs, enabled by settings."""
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from dynamo.api.native_forms import (
     SglangStreamForm,
@@ -29,7 +30,8 @@ from dynamo.protocols.native import (
 )
 from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import relayed
-from dynamo.serving.models import DEPARTED, ModelAccess, Models
+from dynamo.serving.model_lookup import DEPARTED, ModelAccess
+from dynamo.serving.models import Models
 from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.response_stream import ResponseStream
 from dynamo.serving.served_model import ServedModel
@@ -66,8 +68,7 @@ def add(routes: RouteTable, context: RouteContext) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class NativePages:
+class NativePages(Struct, frozen=True):
     """Handlers of these routes."""
 
     pipeline: Pipeline

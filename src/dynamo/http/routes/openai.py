@@ -1,9 +1,9 @@
 """Routes of chats, completions and models, the core of OpenAI's API."""
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -83,8 +83,7 @@ def templated(handler: RequestHandler, template: RequestTemplate | None, limit: 
     return handle
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPages:
+class ModelPages(Struct, frozen=True):
     """Handlers of the models' routes."""
 
     models: Models

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
+
+from msgspec import Struct
 
 from dynamo.core.codec import json_encode
 from dynamo.core.errors import DynamoException, EngineShutdown, NotFound
@@ -56,8 +57,15 @@ def add(routes: RouteTable, context: RouteContext) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RealtimePages:
+class EarlyEvent(Struct, frozen=True):
+    """A client's event that waits for the worker."""
+
+    event: dict[str, Any]
+    is_long: bool
+    """Whether it takes long to encode."""
+
+
+class RealtimePages(Struct, frozen=True):
     """Handler of the route."""
 
     pipeline: Pipeline
@@ -90,9 +98,9 @@ class Talk:
         self._exchange = exchange
         self._socket = socket
         self._model = model
-        self._undecoded: deque[bytes] = deque()
+        self._undecoded: deque[bytes | bytearray] = deque()
         """Messages behind one that takes long to decode, which comes first."""
-        self._early: deque[dict[str, Any]] = deque()
+        self._early: deque[EarlyEvent] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._answer: RealtimeAnswer | None = None
         self._is_closed = False
@@ -114,24 +122,28 @@ class Talk:
         """Decode messages without blocking the loop, in order."""
         while self._undecoded and not self._is_closed:
             try:
-                self._on_event(await decoded(self._undecoded[0], read_event, "event"))
+                event = await decoded(self._undecoded[0], read_event, "event")
+                if event is not None and self._answer is not None:
+                    await self._answer.forward_long(event)
+                else:
+                    self._on_event(event, is_long=True)
             except DynamoException as error:
                 self._refuse(answer_to(error).message, "invalid_request")
             self._undecoded.popleft()
         self._undecoded.clear()
         self._socket.resume_reading(DECODING)
 
-    def _on_event(self, event: dict[str, Any] | None) -> None:
+    def _on_event(self, event: dict[str, Any] | None, *, is_long: bool = False) -> None:
         if event is None:
             self._refuse("malformed JSON frame", "invalid_request")
         elif self._answer is not None:
             self._answer.forward(event)
         elif self._opening is not None:
-            self._early.append(event)
+            self._early.append(EarlyEvent(event, is_long))
             if len(self._early) > EARLY_MAX:
                 self._socket.pause_reading(OPENING)
         else:
-            self._choose(event)
+            self._choose(event, is_long=is_long)
 
     def on_close(self) -> None:
         """Notify the worker's request that the client has disconnected."""
@@ -139,14 +151,14 @@ class Talk:
         if self._answer is not None:
             self._answer.client_left()
 
-    def _choose(self, event: dict[str, Any]) -> None:
+    def _choose(self, event: dict[str, Any], *, is_long: bool) -> None:
         name = model_of(event) or self._model
         if name is None:
             self._refuse(
                 "the first event must be a session.update with a model", "invalid_request", "session.model", event
             )
             return
-        self._early.append(event)
+        self._early.append(EarlyEvent(event, is_long))
         self._opening = self._pages.pipeline.tasks.start(self._open(name), "realtime")
 
     async def _open(self, name: str) -> None:
@@ -167,12 +179,16 @@ class Talk:
         except asyncio.CancelledError:
             answer.fail(EngineShutdown("the frontend is shutting down"))
             raise
+        while self._early and not self._is_closed:
+            early = self._early.popleft()
+            if early.is_long:
+                await answer.forward_long(early.event)
+            else:
+                answer.forward(early.event)
         if self._is_closed:
             answer.client_left()
             return
         self._answer = answer
-        while self._early:
-            answer.forward(self._early.popleft())
         self._socket.resume_reading(OPENING)
 
     def _not_opened(self, name: str, error: DynamoException) -> None:
@@ -180,7 +196,7 @@ class Talk:
         failure = answer_to(error)
         self._pages.pipeline.metrics.count_end(REALTIME.endpoint, "", "stream", failure.label)
         self._opening = None
-        event = self._early.popleft()
+        event = self._early.popleft().event
         self._early.clear()
         self._socket.resume_reading(OPENING)
         if isinstance(error, NotFound):

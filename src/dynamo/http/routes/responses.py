@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
@@ -14,6 +15,7 @@ from dynamo.api.responses.archive import PAGE, ResponseArchive, page_of, previou
 from dynamo.api.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
 from dynamo.api.responses.convert import PARAMETERS, check_results, to_response, wants_logprobs
 from dynamo.api.responses.directory_store import DirectoryStore
+from dynamo.api.responses.echo import RequestEcho, echo_of, is_long_echo
 from dynamo.api.responses.fitting import fitting_chat
 from dynamo.api.responses.ids import new_response_id
 from dynamo.api.responses.session import ResponseSession
@@ -22,6 +24,7 @@ from dynamo.api.responses.writer import Keep, ResponseWriter
 from dynamo.core.codec import json_encode
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import DynamoException, InvalidArgument
+from dynamo.core.threads import in_few_threads
 from dynamo.http.routes.api_options import MEMORY, NOWHERE, ApiOptions
 from dynamo.http.routes.responses_socket import ResponsesSocket, TurnAccounts
 from dynamo.http.routes.table import (
@@ -36,26 +39,20 @@ from dynamo.http.routes.table import (
 )
 from dynamo.protocols.engine import CompletionUsage
 from dynamo.protocols.openai import ChatCompletionRequest
-from dynamo.protocols.responses import (
-    Compaction,
+from dynamo.protocols.response_items import InputItem, MessageItem, StoredItem, decode_items
+from dynamo.protocols.response_requests import (
     CompactRequest,
-    InputItem,
-    ItemPage,
-    MessageItem,
-    Response,
-    ResponseDeleted,
     ResponseRequest,
     ResponsesPromptFields,
-    StoredItem,
-    TokenCount,
     TokenCountRequest,
     decode_compact_request,
-    decode_items,
     decode_response_request,
     decode_token_count,
     with_items,
 )
+from dynamo.protocols.responses import Compaction, ItemPage, Response, ResponseDeleted, TokenCount
 from dynamo.protocols.strict import INVALID, MALFORMED
+from dynamo.serving.answers import BodyLater
 from dynamo.serving.bodies import decoded
 from dynamo.serving.endpoints import Surface
 from dynamo.serving.errors import ErrorAnswer, answer_to
@@ -64,6 +61,9 @@ from dynamo.serving.pipeline import Pipeline
 from dynamo.serving.postprocessor import FinishedChoice
 from dynamo.serving.prompt_count import count_prompt, counted_model
 from dynamo.serving.response_stream import RequestAccount, ResponseStream
+
+KEPT_HERE_BYTES = 256 << 10
+"""Responses to requests of longer bodies are encoded for the store in a thread."""
 
 P = TypeVar("P", bound=ResponsesPromptFields)
 
@@ -159,8 +159,7 @@ def error_body_of_format(error: ErrorAnswer) -> bytes:
     return error.body() if is_format else error_body(error)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsePages:
+class ResponsePages(Struct, frozen=True):
     """Handlers of the Responses API."""
 
     pipeline: Pipeline
@@ -195,9 +194,19 @@ class ResponsePages:
         items = [*before, *input_items]
         chat = await self._chat(request, items, account, request.max_output_tokens or 1)
         is_stored = self.archive.is_open and request.store is not False
-        keep = partial(self._keep, input_items if is_stored else None, items, session, owner_of_account(account))
-        writer = partial(writer_of, request, keep, is_stored)
-        surface = replace(UNREAD, chunks=writer, body=partial(whole_body, writer))
+        body_bytes = len(exchange.body)
+        is_long = is_long_echo(request, body_bytes)
+        echo = await in_few_threads(partial(echo_of, request), "body writing", 1) if is_long else None
+        keep = partial(
+            self._keep,
+            input_items if is_stored else None,
+            items,
+            session,
+            owner_of_account(account),
+            is_long=body_bytes > KEPT_HERE_BYTES,
+        )
+        writer = partial(writer_of, request, keep, is_stored, echo=echo)
+        surface = replace(UNREAD, chunks=writer, body=partial(whole_body, writer, is_long=is_long))
         await self.pipeline.serve(exchange, chat, surface)
 
     async def _count(self, exchange: ResponseStream) -> None:
@@ -291,10 +300,12 @@ class ResponsePages:
         session: ResponseSession | None,
         owner: str | None,
         response: Response,
+        *,
+        is_long: bool,
     ) -> None:
         """Store a response with its input items, unless `input_items` is None, and keep it for its connection."""
         if input_items is not None:
-            self.archive.keep(response, input_items, owner)
+            self.archive.keep(response, input_items, owner, is_long=is_long)
         if session is not None:
             session.remember(response, items)
 
@@ -345,11 +356,17 @@ def with_optional_items(
 
 
 def writer_of(
-    request: ResponseRequest, keep: Keep | None, is_stored: bool, response_id: str, model: str, created: int
+    request: ResponseRequest,
+    keep: Keep | None,
+    is_stored: bool,
+    response_id: str,
+    model: str,
+    created: int,
+    echo: RequestEcho | None = None,
 ) -> ResponseWriter:
     """Return the writer of a streamed response."""
     response = to_response(request, response_id, created, is_stored=is_stored)
-    return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request))
+    return ResponseWriter(response, now=time.time, keep=keep, logprobs=wants_logprobs(request), echo=echo)
 
 
 def compaction_of(
@@ -360,9 +377,13 @@ def compaction_of(
     created: int,
     choices: Sequence[FinishedChoice],
     usage: CompletionUsage,
-) -> bytes:
-    """Return the compacted conversation, whose summary the model has written."""
-    return json_encode(compacted(items, writer(response_id, model, created).whole(choices[0], usage)))
+) -> BodyLater:
+    """Return the function that writes the compacted conversation, whose summary the model has written.
+
+    It contains most of the conversation, which may be long.
+    """
+    response = writer(response_id, model, created).whole(choices[0], usage)
+    return lambda: json_encode(compacted(items, response))
 
 
 UNREAD = Surface(

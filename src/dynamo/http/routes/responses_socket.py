@@ -7,9 +7,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from dynamo.api.responses.session import ResponseSession
 from dynamo.core.codec import json_decode, json_encode
@@ -65,8 +66,7 @@ class TurnAccounts:
         return Account(caller, self._metrics, time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesSocket:
+class ResponsesSocket(Struct, frozen=True):
     """Handler of `GET /v1/responses`."""
 
     requests: OpenRequests
@@ -101,7 +101,7 @@ class ResponsesConnection:
             if name not in OWN_HEADERS and not name.startswith(b"sec-websocket-")
         ]
         self._session = ResponseSession()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes | bytearray] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -133,7 +133,7 @@ class ResponsesConnection:
         finally:
             self._task = None
 
-    async def _answer(self, data: bytes) -> None:
+    async def _answer(self, data: bytes | bytearray) -> None:
         """Respond to one message with the events of its response, or with one error."""
         try:
             event = await decoded(data, read_event, "event")

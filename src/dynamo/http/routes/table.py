@@ -14,10 +14,10 @@ that it covers all of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,8 +66,7 @@ class Access(Enum):
     """An admin key: the route changes state for every caller, or shows the requests of other callers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """Description of a route in the OpenAPI document."""
 
     summary: str
@@ -89,8 +88,7 @@ class Operation:
     """Whether the OpenAPI document describes it; pages and their own data are not part of the API."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
+class RouteEntry(Struct, frozen=True):
     """One method on one path."""
 
     method: str
@@ -103,8 +101,7 @@ class RouteEntry:
     """Formats errors of the path that occur before its handler runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteContext:
+class RouteContext(Struct, frozen=True):
     """Dependencies of route handlers."""
 
     pipeline: "Pipeline"

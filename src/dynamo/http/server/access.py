@@ -21,10 +21,10 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
 from dynamo.core.api_keys import KEY_CHARS_MIN
 from dynamo.core.errors import ConfigError, HttpError
@@ -87,8 +87,7 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyLimits, ...]
 
 
-@dataclass(slots=True)
-class UsageRow:
+class UsageRow(Struct):
     """Usage of one key by all processes."""
 
     requests: tuple[float, float]

@@ -1,7 +1,8 @@
 """CORS: allowed origins, and the headers that announce them to browsers. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dynamo.core.errors import ConfigError
 
@@ -9,8 +10,7 @@ ALLOWED_METHODS = b"GET, POST, PUT, DELETE, OPTIONS"
 REMEMBERED_S = 600  # How long browsers cache a preflight response; some browsers ignore longer times.
 
 
-@dataclass(frozen=True, slots=True)
-class Cors:
+class Cors(Struct, frozen=True):
     """Allowed origins."""
 
     origins: frozenset[bytes]

@@ -5,7 +5,9 @@ each. `http.server.protocol` reads requests into exchanges and calls their handl
 """
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -38,6 +40,9 @@ CHUNK_SIZES = [b"%x\r\n" % size for size in range(CHUNK_SIZES_MAX)]
 FREED_HERE_BYTES = 8 << 20
 """Larger bodies are freed in a thread: a MiB takes some 0.3 ms."""
 
+LONG_BYTES = 256 << 10
+"""Longer data of a response is passed to the transport in pieces of this size, each after the client has read the one before."""
+
 HotHandler = Callable[["Exchange"], None]
 """Called on the loop once a request is complete; it responds now or later, and always ends the exchange."""
 
@@ -67,10 +72,33 @@ class BodyBudget:
         return not self.bytes_max or self.held <= self.bytes_max
 
 
+class LongData:
+    """Data of a response that is passed to the transport piece by piece, and what follows it."""
+
+    __slots__ = ("behind", "is_ending", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: deque[bytes | memoryview] = deque()
+        self.behind = 0
+        """Bytes of what follows that is not long."""
+        self.is_ending = False
+        """Whether the response is complete after the last piece."""
+
+    def add(self, part: bytes) -> None:
+        """Add a part, in pieces that are not copied."""
+        if len(part) <= LONG_BYTES:
+            self.pieces.append(part)
+        else:
+            view = memoryview(part)
+            self.pieces.extend(view[start : start + LONG_BYTES] for start in range(0, len(part), LONG_BYTES))
+
+
 class ExchangeConnection(Protocol):
     """What an exchange needs of its connection (`http.server.protocol.HttpProtocol`)."""
 
     transport: asyncio.Transport
+    fd: int
+    """The socket, if the transport passes data to it unchanged; else -1."""
     headers: list[tuple[bytes, bytes]]
     """Headers of the request that is being read."""
     url: bytes
@@ -101,18 +129,22 @@ class Exchange:
     """One request on a hot route; for uvicorn, the current cycle of the connection."""
 
     __slots__ = (
+        "_long",
         "account",
         "body",
         "disconnected",
         "error_body",
         "expect_100_continue",
+        "fd",
         "handler",
         "header_bytes",
         "headers",
         "held_bytes",
         "is_cut",
+        "is_direct",
         "is_event_stream",
         "is_refused",
+        "is_stalled",
         "is_whole",
         "keep_alive",
         "message_event",
@@ -129,6 +161,9 @@ class Exchange:
     def __init__(self, protocol: ExchangeConnection, handler: HotHandler, *, keep_alive: bool) -> None:
         self.protocol = protocol
         self.transport = protocol.transport
+        self.fd = protocol.fd
+        self.is_direct = False
+        """Whether the transport holds no data, so that more may be written to the socket itself."""
         self.handler = handler
         self.headers: list[tuple[bytes, bytes]] = protocol.headers
         self.keep_alive = keep_alive
@@ -143,6 +178,8 @@ class Exchange:
         self.takes_interim = False
         """Whether interim (1xx) responses may be sent: HTTP/1.1."""
         self.is_event_stream = False
+        self.is_stalled = protocol.is_stalled
+        """As the connection's; it is read for every token, and the connection has too many attributes for that."""
         self.is_whole = False
         self.response_started = False
         self.response_complete = False
@@ -158,6 +195,8 @@ class Exchange:
         """Formats an error of this route."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once if the client disconnects before the response is complete."""
+        self._long: LongData | None = None
+        """What waits until the client has read what is before it; None unless there is any."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header with that (lower-case) name."""
@@ -168,7 +207,7 @@ class Exchange:
 
     def respond(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
         """Send a complete response."""
-        if self.disconnected or self.response_complete:
+        if self.disconnected or self.response_complete or self._long is not None:
             return
         close = b"" if self.keep_alive else b"connection: close\r\n"
         head = b"%scontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
@@ -179,6 +218,9 @@ class Exchange:
             close,
         )
         self.response_started, self.status = True, status
+        if len(body) > LONG_BYTES:
+            self._send_long((head, body), ends=True)
+            return
         self.transport.write(head + body)
         self._complete()
 
@@ -192,10 +234,26 @@ class Exchange:
         """Write events of a stream; the first call also sends the status and the headers."""
         if not data:
             return  # An empty chunk would end the response.
+        if len(data) > LONG_BYTES:
+            self.write_parts((data,))
+            return
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
         if not self.response_started:
             chunk = self._event_stream_head() + chunk
         self._send(chunk)
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Write events of a stream that are in parts; long ones are not joined, which takes milliseconds for 10 MB."""
+        size = sum(map(len, parts))
+        if size <= LONG_BYTES:
+            self.write(b"".join(parts))
+            return
+        if self.disconnected or self.response_complete:
+            return
+        start = b"%x\r\n" % size
+        if not self.response_started:
+            start = self._event_stream_head() + start
+        self._send_long((start, *parts, b"\r\n"))
 
     def _event_stream_head(self) -> bytes:
         """Return the status and the headers of a stream of events, which begins with them."""
@@ -225,43 +283,99 @@ class Exchange:
     def write_framed(self, frame: Frame, text: bytes) -> None:
         """Write the events made of a frame and its text, to a stream that `write` has begun.
 
-        Repeats `_send` and joins once, because it runs for every token of every stream.
+        Joins once, because it runs for every token of every stream.
         """
         if self.disconnected or self.response_complete:
             return
         size = frame.size + len(text)
         start = CHUNK_SIZES[size] if size < CHUNK_SIZES_MAX else b"%x\r\n" % size
-        self.transport.write(b"".join((start, frame.head, text, frame.tail, b"\r\n")))
-        if self.protocol.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
-            self.protocol.cut_slow_reader()
+        self.write_chunk(b"".join((start, frame.head, text, frame.tail, b"\r\n")))
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write HTTP chunks of a stream that has begun: to the socket as far as it takes them, the rest to the transport.
+
+        The transport would write them at the end of the loop's turn, after entering each in its queues.
+        """
+        if not self.is_direct:
+            transport = self.transport
+            self.is_direct = (
+                self.fd >= 0
+                and self._long is None
+                and not transport.get_write_buffer_size()
+                and not transport.is_closing()
+            )
+        if self.is_direct:
+            try:
+                sent = os.write(self.fd, chunk)
+            except OSError:  # The socket is full, or the transport meets the same error and handles it.
+                sent = 0
+            if sent == len(chunk):
+                return
+            chunk = chunk[sent:]
+        self._send(chunk)
 
     def _send(self, chunk: bytes) -> None:
         """Write bytes of a response that has begun."""
         if self.disconnected or self.response_complete:
             return
+        self.is_direct = False
+        long = self._long
+        if long is not None:
+            long.pieces.append(chunk)
+            long.behind += len(chunk)
+            if long.behind > self.protocol.limits.unsent_bytes:
+                self.protocol.cut_slow_reader()
+            return
         self.transport.write(chunk)
-        if self.protocol.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
+        if self.is_stalled and self.transport.get_write_buffer_size() > self.protocol.limits.unsent_bytes:
             self.protocol.cut_slow_reader()
+
+    def _send_long(self, parts: Sequence[bytes], *, ends: bool = False) -> None:
+        """Write parts of a response piece by piece; `ends`: they are the last. They stay in memory, uncopied, until read."""
+        self.is_direct = False
+        if self._long is None:
+            self._long = LongData()
+        for part in parts:
+            self._long.add(part)
+        self._long.is_ending = ends
+        self.resume()
+
+    def resume(self) -> None:
+        """Write further pieces of long data, up to the transport's high-water mark."""
+        long = self._long
+        if long is None:
+            return
+        while long.pieces:
+            if self.is_stalled:
+                return
+            self.transport.write(long.pieces.popleft())
+        self._long = None
+        if long.is_ending:
+            self._complete()
 
     def end(self, data: bytes = b"") -> None:
         """Write the last events of a stream and complete it."""
-        if self.disconnected or self.response_complete:
+        if self.disconnected or self.response_complete or (self._long is not None and self._long.is_ending):
             return
-        if not self.response_started:
+        if not self.response_started or len(data) > LONG_BYTES:
             self.write(data)
             data = b""
-        if data:
-            self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        else:
-            self.transport.write(b"0\r\n\r\n")
+        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        if self._long is not None:
+            self._long.pieces.append(last)
+            self._long.is_ending = True
+            return
+        self.transport.write(last)
         self._complete()
 
     def abort(self) -> None:
         """Close the connection at once: a response that has begun cannot be completed."""
+        self.is_direct, self.fd = False, -1
         self.transport.abort()
 
     def capture(self) -> Capture:
         """Keep a copy of everything that is written from now on."""
+        self.is_direct, self.fd = False, -1
         tap = Tap(self.transport)
         self.transport = tap  # type: ignore[assignment]  # implements all transport methods that exchanges use
         return tap
@@ -269,6 +383,7 @@ class Exchange:
     def left(self) -> None:
         """Handle the loss of the connection."""
         self.disconnected = True
+        self._long = None
         self._close_account()
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None and not self.response_complete:
@@ -285,8 +400,9 @@ class Exchange:
 
     def probe(self) -> None:
         """Write data that the client ignores, to find out whether the peer still has the connection open."""
-        if self.disconnected or self.response_complete:
+        if self.disconnected or self.response_complete or self._long is not None:  # Long data is a probe itself.
             return
+        self.is_direct = False
         if self.is_event_stream:
             self.transport.write(COMMENT)
         elif self.takes_interim and not self.response_started:

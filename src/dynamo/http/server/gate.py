@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import Counter, MetricsRegistry
@@ -70,8 +71,7 @@ class Account:
             self._caller.release()
 
 
-@dataclass(frozen=True, slots=True)
-class AuthDecision:
+class AuthDecision(Struct, frozen=True):
     """Decision about one request."""
 
     refusal: ErrorAnswer | None = None

@@ -1,11 +1,13 @@
-"""Limits: maximum connections, sizes and times of clients' requests to the HTTP service."""
+"""Limits: maximum connections, sizes and times of clients' requests to the HTTP service, and counts of what exceeds them."""
 
 import resource
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from dynamo.core.config import setting
 from dynamo.core.errors import ConfigError
+from dynamo.core.metrics import MetricsRegistry
 
 Number = TypeVar("Number", int, float)
 
@@ -13,8 +15,7 @@ RESERVED_FILES = 256
 """File descriptors reserved for workers, discovery and logs."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
+class HttpLimits(Struct, frozen=True):
     """Limits of all connections and of each; where stated, 0 disables a limit."""
 
     connections: int = 0
@@ -73,6 +74,20 @@ class HttpLimits:
             peek_s=_number("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS", round(own.peek_s * 1000), int) / 1000,
             comment_s=_number("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS", 0, int) / 1000,
         )
+
+
+class ConnectionCounts:
+    """Metrics of connections."""
+
+    def __init__(self, registry: MetricsRegistry, prefix: str) -> None:
+        def counter(word: str, help: str) -> Any:
+            return registry.counter(f"{prefix}_http_{word}_total", help).labels()
+
+        self.open = registry.gauge(f"{prefix}_http_connections", "Open connections").labels()
+        self.refused = counter("connections_refused", "Connections refused beyond DYN_HTTP_MAX_CONNECTIONS")
+        self.late = counter("requests_late", "Requests that did not arrive completely in time")
+        self.oversized = counter("requests_oversized", "Requests whose headers or body were too long")
+        self.slow_readers = counter("slow_readers", "Connections cut because the client did not read")
 
 
 def _number(variable: str, default: Number, read: type[Number], least: int = 0) -> Number:

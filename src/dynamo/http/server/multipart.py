@@ -7,9 +7,9 @@ changes file names, for clients that send a path.
 import re
 import sys
 from base64 import b64encode
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
@@ -23,8 +23,7 @@ _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]*)"|([^\s;]+))', re.IGNORECASE)
 _PARAMETER = re.compile(rb';\s*([a-z*]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;]*))', re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class FormPart:
+class FormPart(Struct, frozen=True):
     """One field of a form."""
 
     name: str

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from dynamo.core.uvicorn_parts import FlowControl
+
 TURN_S = 0.002
 """Time after which the rest of the data waits for another iteration."""
 
@@ -158,3 +160,34 @@ class PacedInput:
                 return
         self._data, self._start = b"", 0
         self._parser.release_reading()
+
+
+class InputFlow(FlowControl):
+    """uvicorn's flow control for two reasons to read no more: a request's application is behind, or data is not parsed yet."""
+
+    is_held = False
+    """Whether received data is not parsed yet."""
+    is_behind = False
+    """Whether an application has not taken what it was given, or a request waits for the responses before it."""
+
+    def hold(self) -> None:
+        """Read no more data until `release`."""
+        self.is_held = True
+        super().pause_reading()
+
+    def release(self, *, reads: bool) -> None:
+        """Hold reading no longer; read again if `reads`, unless an application is behind."""
+        self.is_held = False
+        if reads and not self.is_behind:
+            super().resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read no more data until the application has caught up."""
+        self.is_behind = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless reading is held."""
+        self.is_behind = False
+        if not self.is_held:
+            super().resume_reading()

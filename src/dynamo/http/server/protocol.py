@@ -9,19 +9,28 @@ uvicorn handles everything else of a connection (keep-alive, pipelining, shutdow
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import httptools
 
 from dynamo.core.memory import unwritten_buffer
-from dynamo.core.metrics import MetricsRegistry
-from dynamo.core.uvicorn_parts import FlowControl, HttpToolsProtocol
+from dynamo.core.uvicorn_parts import HttpToolsProtocol
+from dynamo.http.server.closing import HalfClosedProbes, Lingering
 from dynamo.http.server.exchange import CONTINUE, STATUS_LINES, BodyBudget, Exchange, HotHandler
 from dynamo.http.server.gate import OPEN, Account, AuthDecision, Gate
-from dynamo.http.server.limits import HttpLimits
-from dynamo.http.server.paced_input import InputTurns, PacedInput
+from dynamo.http.server.limits import ConnectionCounts, HttpLimits
+from dynamo.http.server.paced_input import InputFlow, InputTurns, PacedInput
+from dynamo.http.server.request_head import (
+    as_lines,
+    body_too_long,
+    content_length,
+    has_body,
+    head_too_long,
+    is_head_too_long,
+    without_upgrade,
+)
 from dynamo.http.server.tls_turns import SLICE_BYTES as TLS_SLICE_BYTES
 from dynamo.serving.errors import ErrorAnswer
 
@@ -50,58 +59,6 @@ WHOLE_BYTES = 4 << 10
 PIPELINE_MAX = 16
 """Requests of a connection that may wait for the responses to earlier ones; further ones are not parsed."""
 
-LINGER_BYTES_MAX = 512 << 20
-"""Maximum bytes of a request that are read and dropped after an early refusal, so that its client can read it."""
-LINGER_S, LINGER_IDLE_S = 30.0, 5.0
-"""Maximum seconds of that reading, in all and without a byte. Closing earlier resets the connection, refusal included."""
-PROBES_S = (0.0, 0.02, 0.15, 1.0)
-"""Times of probes of a half-closed connection. Clients accept few interim responses, Go's five at most."""
-
-
-class ConnectionCounts:
-    """Metrics of connections."""
-
-    def __init__(self, registry: MetricsRegistry, prefix: str) -> None:
-        def counter(word: str, help: str) -> Any:
-            return registry.counter(f"{prefix}_http_{word}_total", help).labels()
-
-        self.open = registry.gauge(f"{prefix}_http_connections", "Open connections").labels()
-        self.refused = counter("connections_refused", "Connections refused beyond DYN_HTTP_MAX_CONNECTIONS")
-        self.late = counter("requests_late", "Requests that did not arrive completely in time")
-        self.oversized = counter("requests_oversized", "Requests whose headers or body were too long")
-        self.slow_readers = counter("slow_readers", "Connections cut because the client did not read")
-
-
-class InputFlow(FlowControl):
-    """uvicorn's flow control for two reasons to read no more: a request's application is behind, or data is not parsed yet."""
-
-    is_held = False
-    """Whether received data is not parsed yet."""
-    is_behind = False
-    """Whether an application has not taken what it was given, or a request waits for the responses before it."""
-
-    def hold(self) -> None:
-        """Read no more data until `release`."""
-        self.is_held = True
-        super().pause_reading()
-
-    def release(self, *, reads: bool) -> None:
-        """Hold reading no longer; read again if `reads`, unless an application is behind."""
-        self.is_held = False
-        if reads and not self.is_behind:
-            super().resume_reading()
-
-    def pause_reading(self) -> None:
-        """Read no more data until the application has caught up."""
-        self.is_behind = True
-        super().pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again, unless reading is held."""
-        self.is_behind = False
-        if not self.is_held:
-            super().resume_reading()
-
 
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with a fast path for the hot routes, limits, and a gate."""
@@ -119,6 +76,8 @@ class HttpProtocol(HttpToolsProtocol):
     turns: InputTurns | None = None
     """Shared by all connections of a service."""
 
+    fd = -1
+    """The socket of a connection without TLS; else -1."""
     is_in_head = False
     """True between the first byte of a request and the end of its headers."""
     head_bytes = 0
@@ -142,11 +101,9 @@ class HttpProtocol(HttpToolsProtocol):
     """Whether the client has closed its sending side and waits for the response."""
     is_lingering = False
     """Whether the last response was sent and further data of the client is dropped."""
-    linger_bytes = 0
-    lingers_since = 0.0
-    lingered_at = 0.0
-    """Loop time of the last byte that was dropped."""
-    _probing: asyncio.TimerHandle | None = None
+    _lingering: Lingering | None = None
+    """Data that is dropped while `is_lingering`."""
+    _probes: HalfClosedProbes | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -160,14 +117,21 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """Note that the client reads more slowly than the server writes."""
-        self.is_stalled = True
+        self._set_stalled(is_stalled=True)
         self.stalled_at = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         """Note that the client has caught up."""
-        self.is_stalled = False
+        self._set_stalled(is_stalled=False)
         super().resume_writing()
+        for exchange in tuple(self.exchanges):
+            exchange.resume()
+
+    def _set_stalled(self, *, is_stalled: bool) -> None:
+        self.is_stalled = is_stalled
+        for exchange in self.exchanges:
+            exchange.is_stalled = is_stalled
 
     def cut_slow_reader(self) -> None:
         """Drop the data of a client that has stopped reading, and end its generations."""
@@ -179,6 +143,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self.scheme == "https":  # What waits while reading is paused is decrypted at once.
             transport.set_read_buffer_limits(TLS_SLICE_BYTES)
+        else:
+            self.fd = descriptor(transport)
         self.flow = InputFlow(transport)
         self.received_at = self.loop.time()
         self.counts.open.inc()
@@ -193,8 +159,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._input.close()
         self.counts.open.dec()
-        if self._probing is not None:
-            self._probing.cancel()
+        if self._probes is not None:
+            self._probes.cancel()
+            self._probes = None  # It refers to this connection.
         for exchange in list(self.exchanges):
             exchange.left()
             if not exchange.is_whole or self._is_waiting(exchange):
@@ -210,8 +177,8 @@ class HttpProtocol(HttpToolsProtocol):
     def sweep(self, now_s: float) -> None:
         """End a connection that exceeds a timeout: for a request, for the rest of one, or for its client to read."""
         limits = self.limits
-        if self.is_lingering:
-            if now_s - self.lingers_since > LINGER_S or now_s - self.lingered_at > LINGER_IDLE_S:
+        if self._lingering is not None:
+            if self._lingering.is_over(now_s):
                 self.transport.abort()
         elif self.is_stalled and 0 < limits.stalled_s < now_s - self.stalled_at:
             self.cut_slow_reader()
@@ -226,26 +193,19 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection open for the responses to complete requests; close it if there are none.
-
-        A client that only closed its sending side and one that closed the connection look the same here. Writing to
-        the latter fails once its reset has arrived, so the connection is probed.
-        """
+        """Keep the connection open for the responses to complete requests, and probe it; close it if there are none."""
         cycle: Any = self.cycle
         is_waiting = cycle is not None and not cycle.response_complete and not cycle.more_body
         if self.is_lingering or self.is_in_head or not is_waiting or self.scheme == "https":
             return None
         self.is_half_closed = True
-        self._probe(0)
+        self._probes = HalfClosedProbes(self.loop, self._probe, self.transport.is_closing)
         return True
 
-    def _probe(self, number: int) -> None:
+    def _probe(self) -> None:
         for exchange in self.exchanges:
             if not self._is_waiting(exchange):
                 exchange.probe()
-        if number + 1 < len(PROBES_S) and not self.transport.is_closing():
-            wait_s = PROBES_S[number + 1] - PROBES_S[number]
-            self._probing = self.loop.call_later(wait_s, self._probe, number + 1)
 
     def on_response_complete(self) -> None:
         """Continue with the next request of the connection, if it may have one."""
@@ -263,23 +223,18 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Close the connection once the client has probably read the last response.
-
-        Closing it while the client sends resets it, and the client loses a response that it has not read.
-        """
+        """Close the connection once the client has probably read the last response (`http.server.closing`)."""
         if self.transport.is_closing() or self.is_lingering:
             return
         self.is_lingering = True
         self.received_at = None
-        self.lingers_since = self.lingered_at = self.loop.time()
         self._unset_keepalive_if_required()
-        self.linger_bytes = len(self._input.clear())
+        self._lingering = Lingering(self.loop.time(), len(self._input.clear()))
         self.release_reading()
         self.flow.resume_reading()
         cycle: Any = self.cycle
-        if cycle is not None and not isinstance(
-            cycle, Exchange
-        ):  # Its application may still respond; nothing can be sent.
+        if cycle is not None and not isinstance(cycle, Exchange):
+            # Its application may still respond; nothing can be sent.
             cycle.disconnected = True
             cycle.message_event.set()
         if self.transport.can_write_eof():
@@ -326,10 +281,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Feed the parser, and count the received bytes of the request."""
         if self.is_upgraded:
             return  # A client sends nothing before the response to its upgrade.
-        if self.is_lingering:
-            self.linger_bytes += len(data)
-            self.lingered_at = self.loop.time()
-            if self.linger_bytes > LINGER_BYTES_MAX:
+        if self._lingering is not None:
+            self._lingering.drop(len(data), self.loop.time())
+            if self._lingering.is_too_much:
                 self.transport.abort()
             return
         self._read, before = data, self.requests
@@ -338,9 +292,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._has_refused():  # While the data was parsed: no further request is read.
             return
         if self.is_in_head:
-            self.head_bytes += (
-                len(data) if self.requests == before else 0
-            )  # Not if other heads precede it in the slice.
+            if self.requests == before:  # Otherwise other heads precede it in the slice.
+                self.head_bytes += len(data)
             if self.head_bytes > self.limits.header_bytes:
                 self.is_in_head = False
                 self._refuse_head()
@@ -366,8 +319,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Evaluate the request; an upgrade offered before a request body is ignored."""
         if self.is_lingering:
             return
-        if self.parser.should_upgrade() and self._has_body():
-            self._again = self._head_without_upgrade()
+        if self.parser.should_upgrade() and has_body(self.headers):
+            self._again = without_upgrade(self.parser.get_method(), self.url, self.headers)
             return
         self._judge()
         self.headers = []  # Headers after the body are trailers, which are not used.
@@ -379,7 +332,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self.is_lingering:
             self._begin(_ignore, keep_alive=False)
             return
-        if self._is_head_too_long():
+        if is_head_too_long(self.url, self.headers, self.head_bytes + len(self._read), self.limits):
             self._begin(_ignore, keep_alive=False)
             self._refuse_head()
             return
@@ -390,23 +343,23 @@ class HttpProtocol(HttpToolsProtocol):
         decision = OPEN if self.gate is None else self.gate.judge(method, path, self.headers)
         if decision.refusal is not None or decision.is_preflight:
             handler = partial(_turn_away, decision)
-        self.announced_bytes = length = self._content_length()
+        self.announced_bytes = length = content_length(self.headers)
         if handler is None and length <= self.limits.body_bytes:
             super().on_headers_complete()
             self._note_plain(decision)
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        is_too_long = length > self.limits.body_bytes
+        is_body_too_long = length > self.limits.body_bytes
         exchange = self._begin(
-            handler or _ignore, keep_alive=keep_alive and not self._is_last(), awaits_body=not is_too_long
+            handler or _ignore, keep_alive=keep_alive and not self._is_last(), awaits_body=not is_body_too_long
         )
         exchange.takes_interim = self.parser.get_http_version() == "1.1"
         exchange.is_refused = decision.refusal is not None
         exchange.account = decision.account
         exchange.header_bytes = as_lines(decision.headers)
         exchange.error_body = self.error_bodies.get(path, ErrorAnswer.body)
-        if is_too_long:
-            self._refuse_body(exchange, self._body_too_long())
+        if is_body_too_long:
+            self._refuse_body(exchange, body_too_long(self.limits))
 
     def _begin(self, handler: HotHandler, *, keep_alive: bool, awaits_body: bool = True) -> Exchange:
         """Make an exchange of the next request; it starts when the requests before it are answered."""
@@ -431,7 +384,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.counts.oversized.inc()
                 exchange.disconnected = True  # Its application reads no further.
                 exchange.message_event.set()
-                self._reject(self._body_too_long())
+                self._reject(body_too_long(self.limits))
         elif not exchange.response_complete and not exchange.is_refused:
             self._keep(exchange, body)
 
@@ -445,7 +398,7 @@ class HttpProtocol(HttpToolsProtocol):
                 exchange.body = unwritten_buffer(announced)
             exchange.body[size - len(body) : size] = body
         if size > self.limits.body_bytes:
-            self._refuse_body(exchange, self._body_too_long())
+            self._refuse_body(exchange, body_too_long(self.limits))
         elif size > BODY_BYTES_FREE:
             self.bodies.held += size - exchange.held_bytes
             exchange.held_bytes = size
@@ -522,36 +475,9 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         return bool(cycle.response_started or not cycle.more_body)
 
-    def _content_length(self) -> int:
-        for name, value in self.headers:
-            if name == b"content-length":
-                return int(value) if value.isdigit() else 0
-        return 0
-
-    def _has_body(self) -> bool:
-        return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in self.headers)  # fmt: skip
-
-    def _head_without_upgrade(self) -> bytes:
-        """Return the head of the request without the headers of the upgrade."""
-        kept = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"connection")]
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, as_lines(kept))
-
-    def _is_head_too_long(self) -> bool:
-        limits, headers = self.limits, self.headers
-        if len(headers) > limits.headers:
-            return True
-        if self.head_bytes + len(self._read) <= limits.header_bytes:
-            return False
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes
-
     def _refuse_head(self) -> None:
         self.counts.oversized.inc()
-        most = f"{self.limits.headers} headers, {self.limits.header_bytes >> 10} KB"
-        self._reject(ErrorAnswer(431, f"The headers exceed the limit of {most}", code="headers_too_large"))
-
-    def _body_too_long(self) -> ErrorAnswer:
-        message = f"Request body exceeds the limit of {self.limits.body_bytes >> 20} MB set by DYN_HTTP_BODY_LIMIT_MB"
-        return ErrorAnswer(413, message, code="payload_too_large", label="validation")
+        self._reject(head_too_long(self.limits))
 
     def _refuse_body(self, exchange: Exchange, error: ErrorAnswer) -> None:
         """Refuse a request whose body is not read to its end, once the responses before it are complete."""
@@ -587,17 +513,18 @@ class HttpProtocol(HttpToolsProtocol):
     """Head of a request with an upgrade, to be parsed again without it."""
 
 
+def descriptor(transport: asyncio.Transport) -> int:
+    """Return the descriptor of the transport's socket, to which writing is possible without the transport; -1 for none."""
+    found = None if sys.platform == "win32" else transport.get_extra_info("socket")
+    return -1 if found is None else found.fileno()
+
+
 def _turn_away(decision: AuthDecision, exchange: Exchange) -> None:
     """Send the response to a request that the gate did not admit."""
     if decision.refusal is None:
         exchange.respond(204, b"", b"text/plain")
     else:
         exchange.refuse(decision.refusal)
-
-
-def as_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return headers as they are sent."""
-    return b"".join(b"%b: %b\r\n" % pair for pair in headers)
 
 
 def _ignore(exchange: Exchange) -> None:

@@ -8,10 +8,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec import Struct, field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -28,9 +28,9 @@ from dynamo.http.routes.table import RouteContext, RouteGroup, refuse, routes_of
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.exchange import BodyBudget
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.limits import ConnectionCounts, HttpLimits
 from dynamo.http.server.paced_input import InputTurns
-from dynamo.http.server.protocol import ConnectionCounts, HttpProtocol
+from dynamo.http.server.protocol import HttpProtocol
 from dynamo.http.server.siblings import Siblings
 from dynamo.http.server.tls_turns import HANDSHAKE_S, tls_connections
 from dynamo.serving.errors import CLIENT_CLOSED_REQUEST, ErrorAnswer, answer_to
@@ -45,8 +45,7 @@ COMMIT_S = 0.05
 """Shortest interval of `_commit`."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
+class HttpOptions(Struct, frozen=True):
     """Options of one service."""
 
     groups: Sequence[RouteGroup]

@@ -10,10 +10,12 @@ import binascii
 import enum
 import hashlib
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
 from dynamo.http.server.exchange import Exchange
+from dynamo.http.server.long_frames import LONG_BYTES, LongFrames
 from dynamo.http.server.paced_input import InputTurns, PacedInput
 
 if TYPE_CHECKING:
@@ -56,12 +58,11 @@ class Closing(enum.IntEnum):
     TOO_BIG = 1009
 
 
-@dataclass(frozen=True, slots=True)
-class WebSocketMessage:
+class WebSocketMessage(Struct, frozen=True):
     """A complete message."""
 
     op: Op
-    data: bytes
+    data: bytes | bytearray
 
 
 def accept_key(exchange: Exchange) -> bytes | None:
@@ -105,6 +106,7 @@ class WebSocket(asyncio.Protocol):
         self._transport: Any = exchange.transport
         self._loop = asyncio.get_running_loop()
         self._protocol = WebSocketProtocol(SERVER, max_size=MESSAGE_BYTES_MAX, logger=_protocol_logger)
+        self._frames = LongFrames(MESSAGE_BYTES_MAX)
         self._op = Op.TEXT
         """Opcode of the message whose frames are being received."""
         self._data = bytearray()
@@ -196,8 +198,8 @@ class WebSocket(asyncio.Protocol):
         return not self._paused_by
 
     def slice_bytes(self) -> int:
-        """Return the number of bytes to process next."""
-        return self._slice_bytes
+        """Return the number of bytes to process next; those of a long frame are one fragment."""
+        return max(self._slice_bytes, min(self._frames.rest_of_long, LONG_BYTES))
 
     def hold_reading(self) -> None:
         """Read no more data until all is processed."""
@@ -213,7 +215,7 @@ class WebSocket(asyncio.Protocol):
     def feed(self, data: bytes) -> None:
         """Process data; the protocol responds to pings, close frames and violations of the standard."""
         was_open = self._is_open
-        self._protocol.receive_data(data)
+        self._protocol.receive_data(self._frames.split(data))
         frames = [event for event in self._protocol.events_received() if isinstance(event, self._frame_type)]
         is_few = len(frames) <= FEW_FRAMES
         self._slice_bytes = min(self._slice_bytes * 2, SLICE_BYTES_MAX) if is_few else SLICE_BYTES_MIN
@@ -238,7 +240,7 @@ class WebSocket(asyncio.Protocol):
             self._data += frame.data
             if not frame.fin:
                 return
-            message, self._data = WebSocketMessage(self._op, bytes(self._data)), bytearray()
+            message, self._data = WebSocketMessage(self._op, self._data), bytearray()
         if self._listener is not None and not self._is_closing:
             self._listener.on_message(message)
 

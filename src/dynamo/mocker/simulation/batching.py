@@ -14,20 +14,35 @@ them (`loading`), and is scheduled after their arrival (`loaded`).
 
 import abc
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from dynamo.core.tally import Tally
+from dynamo.mocker.simulation.blocks import Change
 from dynamo.mocker.simulation.rank_state import RankState
 from dynamo.mocker.simulation.sequence import Owner, SequenceState, SimulatedSequence
 from dynamo.mocker.simulation.step import StepResult
-from dynamo.mocker.simulation.timing import decodes_ms
+from dynamo.mocker.simulation.timing import decode_ends
 from dynamo.protocols.load import ForwardPass, ScheduledRequests, WorkerLoad
 from dynamo.tokens.hashing import SEED
 
 PAUSE_MS = 1e-3  # Minimum pause; a shorter one could be lost in rounding and repeated endlessly.
 UNOBSERVED = WorkerLoad()
+COAST_STEPS = (
+    256  # Most steps that cross borders: their times are computed in advance, and most coasts are interrupted.
+)
+NEVER_STEPS = 1 << 62
 IDLE_STEP_MS = 1.0  # Duration of a step that computes nothing while sequences wait.
+
+
+def _whole_means(scheduled: ScheduledRequests) -> int:
+    """Return the new prompt tokens of a step as upstream computes them: from the mean lengths of its prompts, in whole tokens."""
+    count, cached, new = (
+        scheduled.num_prefill_requests,
+        scheduled.sum_prefill_kv_tokens,
+        scheduled.sum_prefill_tokens,
+    )
+    return count * ((cached + new) // count - cached // count) if count > 1 else new
 
 
 @dataclass(slots=True)
@@ -87,6 +102,13 @@ class Batching(RankState[Owner], abc.ABC):
         self._is_steady = False
         sequence.ready_ms = ready_ms
 
+    def reserve(self, now_ms: float) -> None:
+        """Reserve blocks for waiting remote prompts between two steps, if no sequence runs; otherwise the next step does it."""
+        if not (self.decoding or self.loaded) and self.partial is None:
+            self.now_ms = now_ms
+            self._open_reservations()
+            self._admit(0, is_alone=True, only_remote=True)
+
     def transfer(self, sequence: SimulatedSequence[Owner], transfer_ms: float) -> None:
         """Set the duration of the transfer of a remote prompt, which begins when its blocks are reserved."""
         assert sequence.is_remote, "the sequence is not remote"
@@ -105,6 +127,7 @@ class Batching(RankState[Owner], abc.ABC):
         """Execute one forward pass that begins at `now_ms`."""
         self.now_ms = now_ms
         step, self.steps = self.steps, self.steps + 1
+        self._open_reservations()
         prefilled = self._let_in(step)
         self._grow(step)
         scheduled = self._scheduled_decodes()
@@ -137,7 +160,7 @@ class Batching(RankState[Owner], abc.ABC):
                 ready_ms = min(ready_ms, self.host.next_ms)
             return min(max(ready_ms - self.now_ms, PAUSE_MS), IDLE_STEP_MS)
         decode_ms = self.timing.decode_ms(scheduled.sum_decode_kv_tokens, capacity_tokens, decodes)
-        return self.timing.prefill_ms(new_tokens) + decode_ms
+        return self.timing.prefill_ms(_whole_means(scheduled)) + decode_ms
 
     def _first_tokens(self, started: list[SimulatedSequence[Owner]]) -> list[int]:
         ids, mask = self.source.ids, self.source.mask
@@ -159,7 +182,8 @@ class Batching(RankState[Owner], abc.ABC):
                 sequence.first_token_ms = end_ms
         for sequence in finished:
             self._finish(sequence, end_ms)
-        self._is_steady = not (scheduled.sum_prefill_tokens or finished or self.loading or self.loaded)
+        is_full = not self._reservable and bool(self.waiting)  # The next step may reserve blocks.
+        self._is_steady = not (scheduled.sum_prefill_tokens or finished or self._has_arrivals or is_full)
         passed = ForwardPass(duration_ms / 1000, scheduled, self._queue_metrics())
         load = self.load() if self.is_observed else UNOBSERVED
         result = StepResult(duration_ms, sequences, tokens, finished, prefilled, self.pool.changes(), load, passed)
@@ -177,21 +201,60 @@ class Batching(RankState[Owner], abc.ABC):
         ending = min(self._endings)
         return min(min(self._borders, default=ending), ending) - self.steps
 
+    def coast_steps(self, *, crosses_borders: bool, is_direct: bool) -> int:
+        """Return how many of the next steps compute no prompt and end no sequence, provided that no request arrives or is cancelled.
+
+        `crosses_borders`: include steps that allocate a block without preemption, which are executed by `cross`; at most `COAST_STEPS`
+        steps then. `is_direct`: also right after a step that computed a prompt or ended a sequence, where no sequence waits.
+        """
+        if not crosses_borders or self.host is not None or not self._may_cross:
+            return self.steady_steps
+        is_steady = self._is_steady or (is_direct and not (self.waiting or self._has_arrivals))
+        if not is_steady or self.partial is not None or not self.decoding:
+            return 0
+        steps = min(min(self._endings) - self.steps, COAST_STEPS)
+        needed = len(self.decoding) * (steps // self.limits.block_tokens + 1)
+        return steps if needed <= self.pool.free else min(steps, self.border_in)
+
+    @property
+    def _has_arrivals(self) -> bool:
+        """Return whether blocks that are being copied arrive at a known time, or have arrived."""
+        if not self.loading:  # Nearly always.
+            return bool(self.loaded)
+        return bool(self.loaded) or any(sequence.ready_ms < math.inf for sequence in self.loading)
+
+    @property
+    def border_in(self) -> int:
+        """Return how many steps come before the next one that allocates a block; more than any answer has if there is none."""
+        return min(self._borders, default=self.steps + NEVER_STEPS) - self.steps
+
     @property
     def _may_coast(self) -> bool:
         """Return whether waiting sequences cannot be admitted until a running one ends."""
         return True
 
-    def steady_ends(self, now_ms: float, steps: int) -> list[float]:
+    @property
+    def _may_cross(self) -> bool:
+        """Return whether allocating a block has no effect on the scheduler's later decisions except by the number of free blocks."""
+        return True
+
+    def cross(self, now_ms: float) -> list[Change]:
+        """Execute a step of `coast_steps` that allocates a block and begins at `now_ms`; return the changes of the cache."""
+        self.now_ms = now_ms
+        step, self.steps = self.steps, self.steps + 1
+        self._grow(step)
+        self._context_tokens += len(self.decoding)
+        return self.pool.changes()
+
+    def steady_ends(self, now_ms: float, steps: int) -> Sequence[float]:
         """Return the end times of the next steady steps."""
         capacity_tokens = self.limits.num_blocks * self.limits.block_tokens
         count, context = len(self.decoding), self._context_tokens
         contexts = range(context + count, context + count * (steps + 1), count)
-        return list(accumulate(decodes_ms(self.timing, contexts, capacity_tokens, count), initial=now_ms))[1:]
+        return decode_ends(self.timing, now_ms, contexts, capacity_tokens, count)
 
     def skip(self, steps: int) -> None:
-        """Execute `steps` steady steps at once."""
-        assert steps <= self.steady_steps, "more steps than are steady"
+        """Execute `steps` steady steps at once, of which none needs a block (`border_in`)."""
         self.steps += steps
         self._context_tokens += steps * len(self.decoding)
 
@@ -280,21 +343,22 @@ class Batching(RankState[Owner], abc.ABC):
         """Compute prompts up to the token budget, add them to `scheduled`, and return the completed sequences."""
         if self.partial is None and not self.waiting and not self.loaded:
             return []
-        computed, complete = 0, list[SimulatedSequence[Owner]]()
+        computed, spent, complete = 0, 0, list[SimulatedSequence[Owner]]()
         lengths = Tally()
         free_slots = self.limits.max_num_seqs - len(self.decoding) - ending
-        while computed < budget:
+        while spent < budget and (not self._cuts_prompts or self._cut(budget - spent)):
             sequence = self.partial
             if sequence is None and len(complete) < free_slots:
-                sequence = self._next_loaded() or self._admit(budget - computed, is_alone=not complete)
+                sequence = self._next_loaded() or self._admit(budget - spent, is_alone=not complete)
             if sequence is None:
                 break
             tokens = sequence.length - sequence.computed
             if self._cuts_prompts:
-                tokens = min(tokens, budget - computed)
+                tokens = min(tokens, self._cut(budget - spent))
             lengths.add(sequence.length)
             scheduled.sum_prefill_kv_tokens += sequence.computed
             computed += tokens
+            spent += self._spent(tokens)
             sequence.computed += tokens
             self._queued_tokens -= tokens
             self._settle_prompt(sequence)
@@ -308,6 +372,14 @@ class Batching(RankState[Owner], abc.ABC):
     def _settle_prompt(self, sequence: SimulatedSequence[Owner]) -> None:
         """Commit the computed blocks of a prompt; later prompts of the same step share them."""
         self._settle(sequence, sequence.computed)
+
+    def _cut(self, budget: int) -> int:
+        """Return the most tokens of one prompt that a step computes with the rest of its token budget."""
+        return budget
+
+    def _spent(self, tokens: int) -> int:
+        """Return the part of the token budget that is spent on `tokens` tokens of one prompt."""
+        return tokens
 
     @property
     def _cuts_prompts(self) -> bool:
@@ -328,7 +400,7 @@ class Batching(RankState[Owner], abc.ABC):
         """
         while self.waiting:
             sequence = self.waiting[0]
-            if only_remote and not sequence.is_remote:
+            if (only_remote and not sequence.is_remote) or (sequence.is_remote and not self._reservable):
                 return None
             hits = self._hits(sequence)
             onboarded = self._host_hits(sequence, hits)
@@ -346,14 +418,16 @@ class Batching(RankState[Owner], abc.ABC):
             self._queue_of(sequence).remove(sequence.length)
             self._queued_tokens -= sequence.length if sequence.is_remote else cached_tokens
             sequence.committed, sequence.private, sequence.computed = hits, blocks, cached_tokens
-            self.admitted_tokens += sequence.length
-            self.reused_tokens += cached_tokens
+            if not sequence.is_remote:
+                self.admitted_tokens += sequence.length
+                self.reused_tokens += cached_tokens
             if sequence.first_token_ms < 0:
                 sequence.cached_tokens = cached_tokens
             if onboarded:
                 assert self.host is not None
                 sequence.ready_ms = self.host.fetch(sequence.hashes[hits : hits + onboarded], self.now_ms)
             elif sequence.is_remote:
+                self._reservable -= 1
                 sequence.computed = sequence.length - 1
                 if sequence.transfer_ms is not None:
                     sequence.ready_ms = self.now_ms + sequence.transfer_ms
@@ -363,6 +437,16 @@ class Batching(RankState[Owner], abc.ABC):
             sequence.state = SequenceState.LOADING
             self.loading[sequence] = None
         return None
+
+    def _open_reservations(self) -> None:
+        """Set the number of remote prompts for which this step may reserve blocks: one while sequences decode, as upstream.
+
+        Any number if a remote prompt arrives.
+        """
+        has_arrival = bool(self.loading) and any(
+            sequence.is_remote and sequence.ready_ms <= self.now_ms for sequence in self.loading
+        )
+        self._reservable = 1 if self.decoding and not has_arrival else len(self.waiting)
 
     def _blocks_needed(self, sequence: SimulatedSequence[Owner]) -> int:
         """Return the number of blocks allocated at admission; `_grow` allocates the others."""

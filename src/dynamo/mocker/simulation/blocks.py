@@ -8,14 +8,17 @@ order that `eviction` defines.
                                      ▲────── acquire ───────┘
 
 A sequence hash covers the whole prefix and holders release blocks from the end, so the parent of a held block is always
-held, and becomes idle after the block.
+held, and becomes idle after the block. The readable blocks of a sequence are therefore its first ones (unless the eviction
+policy counts uses), the held ones among them come first, and look-ups are binary searches.
+
+Blocks whose tokens are unknown have negative numbers in place of hashes. No other sequence has them; they are not reported.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo.mocker.simulation.eviction import LastUsed, LongestIdle, MultiLru, idle_blocks
+from dynamo.mocker.simulation.marks import BlockMarks, Marks
 from dynamo.mocker.simulation.rules import EvictionName
 from dynamo.protocols.kv_events import KvEvent, Removed, Stored, StoredBlock
 from dynamo.tokens.hashing import packed_hashes, unpacked_hashes
@@ -45,115 +48,130 @@ class SimulatedBlockPool:
     def __init__(self, capacity: int, eviction: EvictionName = "lineage") -> None:
         self.capacity = capacity
         self.private = 0
-        self.active: dict[int, int] = {}
-        """Sequence hash → number of sequences that hold the block, at least one."""
-        self.inactive: LongestIdle | MultiLru | LastUsed = idle_blocks(eviction, capacity)
-        """Readable blocks without holders."""
-        self._is_prefix_closed = isinstance(self.inactive, LongestIdle)
+        self.held = 0
+        """Number of readable blocks with holders."""
+        self.readable: Marks = BlockMarks()
+        """Sequence hash → number of sequences that hold the block; of an idle block, the mark of its eviction policy: zero or less."""
+        self.idle: LongestIdle | MultiLru | LastUsed = idle_blocks(eviction, capacity, self.readable)
+        """Eviction order of the readable blocks without holders."""
+        self._is_prefix_closed = isinstance(self.idle, LongestIdle)
         """Whether eviction in order of idleness keeps every readable block's parent readable."""
         self._changes: list[Change] = []
 
     def evict_by_use(self) -> LastUsed:
         """Evict blocks in the order of their recorded uses from now on; return the record. The pool must be empty."""
-        assert not self.inactive, "the pool has blocks"
-        self.inactive = found = LastUsed()
+        assert not self.readable, "the pool has blocks"
+        self.idle = found = LastUsed()
         self._is_prefix_closed = True
         return found
 
     @property
     def used(self) -> int:
         """Return the number of blocks held by sequences."""
-        return len(self.active) + self.private
+        return self.held + self.private
 
     @property
     def free(self) -> int:
         """Return the number of blocks that can be allocated, including evictable ones."""
-        return self.capacity - len(self.active) - self.private
+        return self.capacity - self.held - self.private
 
-    def match(self, hashes: Sequence[int]) -> int:
+    @property
+    def active(self) -> dict[int, int]:
+        """Return the readable blocks that sequences hold, and the number of these. Scans all blocks."""
+        return {block_hash: holders for block_hash, holders in self.readable.items() if holders > 0}
+
+    @property
+    def inactive(self) -> set[int]:
+        """Return the readable blocks without holders. Scans all blocks."""
+        return {block_hash for block_hash, holders in self.readable.items() if holders <= 0}
+
+    def match(self, hashes: list[int]) -> int:
         """Return the number of leading blocks that are readable."""
-        for index, block_hash in enumerate(hashes):
-            if block_hash not in self.active and block_hash not in self.inactive:
-                return index
-        return len(hashes)
+        readable = self.readable
+        if self._is_prefix_closed:
+            return readable.known(hashes)
+        return next((index for index, block_hash in enumerate(hashes) if block_hash not in readable), len(hashes))
 
-    def price(self, hashes: Sequence[int]) -> int:
-        """Return the number of free blocks that acquiring these blocks uses up."""
-        return sum(1 for block_hash in hashes if block_hash in self.inactive)
+    def price(self, hashes: list[int]) -> int:
+        """Return the number of free blocks that acquiring these readable blocks uses up."""
+        return len(hashes) - self.readable.held(hashes)
 
-    def acquire(self, hashes: Sequence[int]) -> None:
+    def acquire(self, hashes: list[int]) -> None:
         """Hold readable blocks."""
-        for block_hash in hashes:
-            if block_hash in self.inactive:
-                del self.inactive[block_hash]
-                self.active[block_hash] = 1
-            else:
-                self.active[block_hash] += 1
+        readable = self.readable
+        count = readable.held(hashes)  # Held blocks come first.
+        idle = hashes[count:]
+        for block_hash in hashes[:count]:
+            readable[block_hash] += 1
+        if idle:
+            self.idle.remove(idle)
+            readable.put_all(idle, 1)
+            self.held += len(idle)
 
     def take(self, count: int) -> bool:
         """Allocate empty blocks, evicting idle ones; return False without a change if there are too few."""
-        if count > self.free:
+        if count > self.capacity - self.held - self.private:
             return False
         self.private += count
-        self._evict()
+        excess = len(self.readable) + self.private - self.capacity
+        if excess > 0:
+            self._evict(excess)
         return True
 
     def commit(self, parent: int | None, hashes: list[int], packed: bytes) -> None:
         """Turn private blocks of a sequence, which follow `parent`, into shared blocks.
 
-        `packed`: the token hashes. The pool keeps the list.
+        `packed`: the token hashes of the first blocks; the others are not reported. The pool keeps the list.
         """
-        if self._is_new(hashes):
-            self._commit_new(parent, hashes, packed)
-            return
-        stored: list[int] = []
-        first = 0
-        for index, block_hash in enumerate(hashes):
-            if block_hash in self.active:
-                self.active[block_hash] += 1
-            elif block_hash in self.inactive:
-                del self.inactive[block_hash]
-                self.active[block_hash] = 1
-            else:
-                self.active[block_hash] = 1
-                if not stored:
-                    first = index
-                stored.append(index)
         self.private -= len(hashes)
         assert self.private >= 0, "a block was committed twice"
+        known = len(packed) // 8
+        if self._is_new(hashes):  # Most of the blocks of a prompt.
+            self.held += len(hashes)
+            self.readable.put_all(hashes, 1)
+            if known:
+                self._changes.append(StoredRun(parent, hashes if known == len(hashes) else hashes[:known], packed))
+            return
+        stored = [index for index, block_hash in enumerate(hashes) if self._hold(block_hash) and index < known]
         if stored:
             tokens_hashes = unpacked_hashes(packed)
             self._changes.append(
                 StoredRun(
-                    hashes[first - 1] if first else parent,
+                    hashes[stored[0] - 1] if stored[0] else parent,
                     [hashes[index] for index in stored],
                     packed_hashes([tokens_hashes[index] for index in stored]),
                 )
             )
 
-    def _is_new(self, hashes: Sequence[int]) -> bool:
+    def _hold(self, block_hash: int) -> bool:
+        """Hold a block that may be readable. Return True if it was not."""
+        holders = self.readable.get(block_hash)
+        if holders is not None and holders > 0:
+            self.readable[block_hash] = holders + 1
+            return False
+        if holders is not None:
+            self.idle.remove([block_hash])
+        self.readable[block_hash] = 1
+        self.held += 1
+        return holders is None
+
+    def _is_new(self, hashes: list[int]) -> bool:
         """Return whether none of these consecutive blocks is readable."""
         if self._is_prefix_closed:
-            return hashes[0] not in self.active and hashes[0] not in self.inactive
-        return self.active.keys().isdisjoint(hashes) and not any(map(self.inactive.__contains__, hashes))
+            return hashes[0] not in self.readable
+        return not any(block_hash in self.readable for block_hash in hashes)
 
-    def _commit_new(self, parent: int | None, hashes: list[int], packed: bytes) -> None:
-        """Commit blocks of which none is readable, most of the blocks of a prompt."""
-        self.private -= len(hashes)
-        assert self.private >= 0, "a block was committed twice"
-        self.active.update(dict.fromkeys(hashes, 1))
-        self._changes.append(StoredRun(parent, hashes, packed))
-
-    def release(self, hashes: Sequence[int], private: int) -> None:
+    def release(self, hashes: list[int], private: int) -> None:
         """Release the blocks of a sequence, last block first."""
-        active = self.active
-        holders = list(map(active.__getitem__, hashes))
-        shared = next((at for at, count in enumerate(reversed(holders)) if count > 1), len(holders))
-        own = hashes[len(hashes) - shared :][::-1]
-        deque(map(active.__delitem__, own), maxlen=0)
-        self.inactive.add_all(own)
-        for block_hash in reversed(hashes[: len(hashes) - shared]):
-            active[block_hash] -= 1
+        readable = self.readable
+        # Every holder of a block holds the blocks before it, so that the blocks of several holders come first.
+        shared = readable.shared(hashes)
+        for block_hash in hashes[:shared]:
+            readable[block_hash] -= 1
+        own = hashes[shared:]
+        if own:
+            self.held -= len(own)
+            readable.put_all(own, self.idle.add_all(own))
         self.private -= private
         assert self.private >= 0, "a block was freed twice"
 
@@ -169,20 +187,19 @@ class SimulatedBlockPool:
     def validate(self) -> None:
         """Raise `AssertionError` if an invariant is violated."""
         assert self.private >= 0
-        assert all(holders > 0 for holders in self.active.values())
-        assert not any(block_hash in self.inactive for block_hash in self.active)
-        assert len(self.active) + len(self.inactive) + self.private <= self.capacity
+        assert self.held == len(self.active)
+        assert len(self.readable) + self.private <= self.capacity
+        assert len(self.idle) == len(self.readable) - self.held
 
-    def _evict(self) -> None:
-        excess = len(self.active) + len(self.inactive) + self.private - self.capacity
-        if excess <= 0:
+    def _evict(self, count: int) -> None:
+        reported = self.readable.drop(self.idle.take(count))
+        if not reported:
             return
-        gone = self.inactive.take(excess)
         last = self._changes[-1] if self._changes else None
         if isinstance(last, Removed):
-            last.block_hashes.extend(gone)
+            last.block_hashes.extend(reported)
         else:
-            self._changes.append(Removed(gone))
+            self._changes.append(Removed(reported))
 
 
 def events_of(changes: Sequence[Change]) -> list[KvEvent]:

@@ -8,81 +8,85 @@ only, and *LRU*, which considers time only, give the same order here and share o
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from dynamo.mocker.simulation.marks import Marks
 from dynamo.mocker.simulation.rules import EvictionName
 
 LEVELS = (2, 4, 8)  # Use counts at which a block moves up a level.
 USES_MAX = 16  # Cap of the use count; a higher cap would only delay the eviction of blocks that are no longer used.
-STALE_MAX = 4096  # Blocks in use again that may be listed beyond the number of idle ones.
+STALE_MAX = 4096  # Blocks in use again that may be listed beyond twice the number of readable ones.
 FORGET_EVERY = 8  # Uses per block of the pool after which all counts are halved.
 
 
 class IdleBlocks(Protocol):
     """Readable blocks without holders, in eviction order."""
 
-    def __contains__(self, block_hash: object) -> bool: ...
-
     def __len__(self) -> int: ...
 
-    def __delitem__(self, block_hash: int) -> None:
-        """Remove a block that is in use again."""
+    def add_all(self, hashes: list[int]) -> int:
+        """Add blocks that became idle, the last one first; return their mark, zero or less. The list is kept."""
 
-    def add_all(self, hashes: Sequence[int]) -> None:
-        """Add blocks that became idle, in that order."""
+    def remove(self, hashes: Sequence[int]) -> None:
+        """Remove blocks that are in use again."""
 
     def take(self, count: int) -> list[int]:
-        """Remove and return the next blocks to evict."""
+        """Remove and return the next blocks to evict; the caller forgets their marks."""
 
 
-class LongestIdle(dict[int, int]):
+class LongestIdle:
     """Eviction of the block that has been idle longest.
 
-    The dictionary's order is that of eviction; its values number the calls that added the blocks. `_batches` leads to the first one
-    without a scan of the places of removed keys. A block that was in use in between is stale there and has another number.
+    A mark numbers the call that added the blocks. A block that was in use in between is stale in earlier batches: it has another
+    mark there.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._batches: deque[tuple[int, Sequence[int]]] = deque()
-        self._at = 0
-        """Place in the first batch."""
+    def __init__(self, marks: Marks) -> None:
+        """`marks`: the marks of idle blocks, maintained by the caller; a block in use has another number or none."""
+        self._marks = marks
+        self._batches: deque[tuple[int, list[int]]] = deque()
+        """Mark and blocks; the last block of a batch is the first to be evicted."""
         self._listed = 0
         """Blocks in the batches, with stale ones."""
-        self._calls = 0
+        self._mark = 0
 
-    def add_all(self, hashes: Sequence[int]) -> None:
-        """Add blocks that became idle, in that order. The list is kept."""
-        if not hashes:
-            return
-        self._calls += 1
-        self.update(dict.fromkeys(hashes, self._calls))
-        self._batches.append((self._calls, hashes))
-        self._listed += len(hashes)
-        if self._listed > 2 * len(self) + STALE_MAX:
+    def __len__(self) -> int:
+        """Scans all batches."""
+        return sum(len(self._marks.marked(hashes, mark)) for mark, hashes in self._batches)
+
+    def add_all(self, hashes: list[int]) -> int:
+        """See `IdleBlocks`."""
+        if self._listed > 2 * len(self._marks) + STALE_MAX:
             self._drop_stale()
+        self._mark -= 1
+        self._batches.append((self._mark, hashes))
+        self._listed += len(hashes)
+        return self._mark
+
+    def remove(self, hashes: Sequence[int]) -> None:
+        """See `IdleBlocks`."""
 
     def take(self, count: int) -> list[int]:
-        """Remove and return the blocks that have been idle longest."""
+        """See `IdleBlocks`."""
         taken: list[int] = []
-        while len(taken) < count:
-            number, hashes = self._batches[0]
-            block_hash = hashes[self._at]
-            if self.get(block_hash) == number:
-                del self[block_hash]
-                taken.append(block_hash)
-            self._at += 1
-            if self._at == len(hashes):
+        marked = self._marks.marked
+        while count > 0:
+            mark, hashes = self._batches[0]
+            some = hashes[: -count - 1 : -1]
+            del hashes[-count:]
+            self._listed -= len(some)
+            if not hashes:
                 self._batches.popleft()
-                self._listed -= len(hashes)
-                self._at = 0
+            found = marked(some, mark)
+            taken += found
+            count -= len(found)
         return taken
 
     def _drop_stale(self) -> None:
-        kept = [(number, [one for one in hashes if self.get(one) == number]) for number, hashes in self._batches]
+        kept = [(mark, self._marks.marked(hashes, mark)) for mark, hashes in self._batches]
         self._batches = deque(batch for batch in kept if batch[1])
-        self._listed, self._at = len(self), 0
+        self._listed = sum(len(hashes) for _, hashes in self._batches)
 
 
 class MultiLru:
@@ -97,13 +101,25 @@ class MultiLru:
         self._uses: dict[int, int] = {}
         self._until_forgetting = self._patience = FORGET_EVERY * capacity
 
-    def __contains__(self, block_hash: object) -> bool:
-        return block_hash in self._level_of
-
     def __len__(self) -> int:
         return len(self._level_of)
 
-    def __setitem__(self, block_hash: int, nothing: None) -> None:
+    def add_all(self, hashes: list[int]) -> int:
+        """See `IdleBlocks`."""
+        for block_hash in reversed(hashes):
+            self._add(block_hash)
+        return 0
+
+    def remove(self, hashes: Sequence[int]) -> None:
+        """See `IdleBlocks`."""
+        for block_hash in hashes:
+            del self._levels[self._level_of.pop(block_hash)][block_hash]
+
+    def take(self, count: int) -> list[int]:
+        """See `IdleBlocks`."""
+        return [self._take() for _ in range(count)]
+
+    def _add(self, block_hash: int) -> None:
         uses = min(self._uses.get(block_hash, 0) + 1, USES_MAX)
         self._uses[block_hash] = uses
         level = sum(uses >= bound for bound in LEVELS)
@@ -113,21 +129,6 @@ class MultiLru:
         if self._until_forgetting <= 0:
             self._until_forgetting = self._patience
             self._uses = {known: uses // 2 for known, uses in self._uses.items() if uses > 1}
-
-    def __delitem__(self, block_hash: int) -> None:
-        del self._levels[self._level_of.pop(block_hash)][block_hash]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([block_hash for level in self._levels for block_hash in level])
-
-    def add_all(self, hashes: Sequence[int]) -> None:
-        """Add blocks that became idle, in that order."""
-        for block_hash in hashes:
-            self[block_hash] = None
-
-    def take(self, count: int) -> list[int]:
-        """Remove and return the next blocks to evict."""
-        return [self._take() for _ in range(count)]
 
     def _take(self) -> int:
         level = next(level for level in self._levels if level)
@@ -150,21 +151,13 @@ class LastUsed:
         self._heap: list[tuple[float, int, int]] = []
         self._count = itertools.count()
 
-    def __contains__(self, block_hash: object) -> bool:
-        return block_hash in self._entry
-
     def __len__(self) -> int:
         return len(self._entry)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._entry)
-
-    def __setitem__(self, block_hash: int, nothing: None) -> None:
-        number = self._entry[block_hash] = next(self._count)
-        heapq.heappush(self._heap, (self._used_at.setdefault(block_hash, 0.0), number, block_hash))
-
-    def __delitem__(self, block_hash: int) -> None:
-        del self._entry[block_hash]
+    def remove(self, hashes: Sequence[int]) -> None:
+        """See `IdleBlocks`."""
+        for block_hash in hashes:
+            del self._entry[block_hash]
 
     def use(self, hashes: Sequence[int], at: float) -> None:
         """Record the time at which a sequence last used its blocks."""
@@ -172,17 +165,19 @@ class LastUsed:
         for block_hash in hashes:
             used_at[block_hash] = max(at, used_at.get(block_hash, at))
 
-    def add_all(self, hashes: Sequence[int]) -> None:
-        """Add blocks that became idle, in that order."""
-        for block_hash in hashes:
-            self[block_hash] = None
+    def add_all(self, hashes: list[int]) -> int:
+        """See `IdleBlocks`."""
+        for block_hash in reversed(hashes):
+            number = self._entry[block_hash] = next(self._count)
+            heapq.heappush(self._heap, (self._used_at.setdefault(block_hash, 0.0), number, block_hash))
         if len(self._heap) > 2 * len(self._entry) + STALE_MAX:
             entry = self._entry
             self._heap = [one for one in self._heap if entry.get(one[2]) == one[1]]
             heapq.heapify(self._heap)
+        return 0
 
     def take(self, count: int) -> list[int]:
-        """Remove and return the next blocks to evict."""
+        """See `IdleBlocks`."""
         found: list[int] = []
         while len(found) < count:
             _, number, block_hash = heapq.heappop(self._heap)
@@ -192,6 +187,6 @@ class LastUsed:
         return found
 
 
-def idle_blocks(name: EvictionName, capacity: int) -> LongestIdle | MultiLru:
-    """Return the eviction policy `name` for a pool of `capacity` blocks."""
-    return MultiLru(capacity) if name == "multi_lru" else LongestIdle()
+def idle_blocks(name: EvictionName, capacity: int, marks: Marks) -> LongestIdle | MultiLru:
+    """Return the eviction policy `name` for a pool of `capacity` blocks; `marks` as for `LongestIdle`."""
+    return MultiLru(capacity) if name == "multi_lru" else LongestIdle(marks)

@@ -42,6 +42,8 @@ class RankState(Generic[Owner]):
     now_ms: float = field(init=False, default=0.0)
     unnamed: Iterator[int] = field(init=False)
     """Hashes of answers' blocks whose tokens are not used."""
+    reports_answers: bool = field(init=False, default=True)
+    """Whether these blocks are reported as stored and removed. Set it before the first request; required with a host tier."""
     tokens_of: dict[int, list[int]] | None = field(init=False, default=None)
     """Tokens of recently stored blocks by hash; None if unused. The consumer clears it."""
     is_observed: bool = field(init=False, default=True)
@@ -49,9 +51,9 @@ class RankState(Generic[Owner]):
     steps: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
     admitted_tokens: int = field(init=False, default=0)
-    """Tokens of all admissions; a sequence counts once per admission."""
+    """Tokens of all admissions except remote ones, as upstream; a sequence counts once per admission."""
     reused_tokens: int = field(init=False, default=0)
-    """Tokens of all admissions that were cached."""
+    """Tokens of these admissions that were cached."""
     _queued_tokens: int = field(init=False, default=0)
     _context_tokens: int = field(init=False, default=0)
     _queued: Tally = field(init=False, default_factory=Tally)
@@ -67,6 +69,8 @@ class RankState(Generic[Owner]):
     _lineup: list[SimulatedSequence[Owner]] = field(init=False, default_factory=list)
     _phases: list[int] = field(init=False, default_factory=list)
     _changed: bool = field(init=False, default=False)
+    _reservable: int = field(init=False, default=0)
+    """Number of remote prompts for which the current step may still reserve blocks."""
     _is_steady: bool = field(init=False, default=False)
     """Whether the last step computed no prompt, ended no sequence, and no request arrived since."""
 
@@ -85,9 +89,14 @@ class RankState(Generic[Owner]):
         """Return whether a step would have no effect."""
         if self.decoding or self.partial is not None or self.waiting or self.loaded:
             return False
+        return not self.has_timed_arrivals
+
+    @property
+    def has_timed_arrivals(self) -> bool:
+        """Return whether blocks that are being copied arrive at a known time."""
         if self.host is not None and self.host.next_ms < math.inf:
-            return False
-        return not self.loading or all(sequence.ready_ms == math.inf for sequence in self.loading)
+            return True
+        return bool(self.loading) and any(sequence.ready_ms < math.inf for sequence in self.loading)
 
     @property
     def _running(self) -> int:
@@ -254,8 +263,10 @@ class RankState(Generic[Owner]):
             end = max(known, min(blocks, len(sequence.prompt) // self.limits.block_tokens))
         if end > known:
             sequence.extend_hashes(self._tokens(sequence, known, end), self.limits.block_tokens)
-        if blocks > end:
+        if blocks > end and self.reports_answers:
             sequence.extend_packed(packed_hashes([next(self.unnamed) & U64 for _ in range(end, blocks)]))
+        elif blocks > end:
+            sequence.hashes += [-1 - next(self.unnamed) for _ in range(end, blocks)]
 
     def _tokens(self, sequence: SimulatedSequence[Owner], first: int, end: int) -> list[int]:
         """Return the tokens of a range of blocks."""

@@ -5,7 +5,9 @@
                  fewest generated tokens are retracted and the estimate is corrected
 
 The cache is a radix tree of pages: prompts are inserted when they are computed, answers when they are complete. A page's last
-use, which determines eviction, is the completion of the last page of a sequence that contains it, not the end of the sequence.
+use, which determines eviction, is the completion of the last page of a sequence that contains it, not the end of the sequence. A
+prompt for another worker is inserted when that worker has it, except the chunks before the last one. Chunks end at the end of a page, and
+the token budget counts whole pages.
 """
 
 from collections import deque
@@ -45,6 +47,7 @@ class SglangSimulation(Batching[Owner]):
     def step(self, now_ms: float) -> StepResult[Owner]:
         """Execute one forward pass that begins at `now_ms`: either prefill or decode."""
         self.now_ms = now_ms
+        self._open_reservations()
         scheduled = ScheduledRequests()
         complete = self._prompts(scheduled)
         if scheduled.sum_prefill_tokens:
@@ -61,9 +64,18 @@ class SglangSimulation(Batching[Owner]):
         self.ratio = max(self.ratio - self._ratio_step, self._least_ratio) if self.decoding else self._first_ratio
         return self._result(self._duration_ms(scheduled), sequences, tokens, finished, arrived, scheduled)
 
+    def skip(self, steps: int) -> None:
+        """Execute `steps` steady steps at once, each of which lowers the estimate."""
+        Batching.skip(self, steps)
+        self.ratio = max(self.ratio - steps * self._ratio_step, self._least_ratio)
+
     @property
     def _may_coast(self) -> bool:
         return not self.waiting  # The estimate changes with every step and may admit a waiting sequence.
+
+    @property
+    def _may_cross(self) -> bool:
+        return False  # The estimate changes with the steps that allocate a block.
 
     # Prefill.
 
@@ -75,10 +87,11 @@ class SglangSimulation(Batching[Owner]):
         rules = self.limits.sglang
         budget = rules.max_prefill_tokens
         if self._cuts_prompts:
-            budget = min(budget, rules.chunked_prefill_size)
+            budget = max(min(budget, rules.chunked_prefill_size), self.limits.block_tokens)
         complete = self._prefill(budget, 0, scheduled)
         for sequence in self._computed:
-            self._settle(sequence, sequence.computed)
+            if not sequence.stays or sequence.computed < sequence.length:
+                self._settle(sequence, sequence.computed)
             sequence.prompted_at = self.steps - 0.5
         self._computed.clear()
         return complete
@@ -86,6 +99,12 @@ class SglangSimulation(Batching[Owner]):
     def _settle_prompt(self, sequence: SimulatedSequence[Owner]) -> None:
         """Insert computed blocks into the tree after the step: prompts of one step do not share blocks."""
         self._computed.append(sequence)
+
+    def _cut(self, budget: int) -> int:
+        return budget // self.limits.block_tokens * self.limits.block_tokens
+
+    def _spent(self, tokens: int) -> int:
+        return self.blocks_of(tokens) * self.limits.block_tokens
 
     @property
     def _cuts_prompts(self) -> bool:
@@ -112,7 +131,16 @@ class SglangSimulation(Batching[Owner]):
         Batching._start_decoding(self, sequence, step)
         sequence.prompted_at = self.steps - 0.5
 
+    def let_go(self, sequence: SimulatedSequence[Owner]) -> None:
+        """Release the blocks of a finished sequence that was submitted with `stays`, after inserting them into the tree."""
+        if sequence in self.kept:
+            self._settle(sequence, sequence.computed)
+        Batching.let_go(self, sequence)
+
     def _finish(self, sequence: SimulatedSequence[Owner], now_ms: float) -> None:
+        if sequence.stays:
+            Batching._finish(self, sequence, now_ms)
+            return
         tokens = len(sequence.prompt) + sequence.max_tokens
         if self.blocks_of(tokens) <= sequence.committed + sequence.private:
             self._settle(

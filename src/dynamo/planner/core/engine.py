@@ -17,6 +17,7 @@ from dynamo.planner.core.budget import Pair, PairCost, guard_pair, guard_single
 from dynamo.planner.core.checkpoint import PlannerCheckpoint, ScalingCheckpoint
 from dynamo.planner.core.forecast_scaling import ForecastScaling, ForecastTick
 from dynamo.planner.core.limits import PowerBudget, Targets, fit_power, held, rollout_hold
+from dynamo.planner.core.load_scaling import LoadProposal, propose_load
 from dynamo.planner.core.pipeline import (
     Finished,
     PipelineOutcome,
@@ -31,15 +32,8 @@ from dynamo.planner.core.pipeline import (
 )
 from dynamo.planner.core.predictors import LoadPredictor, make_predictor
 from dynamo.planner.core.reasons import ExecuteAction, LimitReason, LoadReason, ThroughputReason
-from dynamo.planner.core.scaling import (
-    DECODE,
-    PREFILL,
-    LoadProposal,
-    ScalingState,
-    ThroughputProposal,
-    Traffic,
-    WorkerCapabilities,
-)
+from dynamo.planner.core.scaling import DECODE, PREFILL, ScalingState, Traffic, WorkerCapabilities
+from dynamo.planner.core.throughput_scaling import ThroughputProposal, propose_throughput
 from dynamo.planner.plugins.types import (
     AcceptResult,
     ComponentTarget,
@@ -282,14 +276,14 @@ class PlannerCore:
             if seen.traffic is None:
                 self._throughput = ThroughputProposal(reason=ThroughputReason.NO_TRAFFIC_DATA)
             else:
-                self._throughput = self.state.propose_throughput(traffic, seen.traffic.duration_s)
+                self._throughput = propose_throughput(self.state, traffic, seen.traffic.duration_s)
             decision = self._throughput.decision
         if one.spec.plugin_id == LOAD_PROPOSE and scheduled.run_load_scaling:
             observed = seen.fpm_observations or FpmObservations()
             if self._forecast is not None:
                 self._load = self._forecast.propose(seen.now_s, seen.traffic, observed)
             else:
-                self._load = self.state.propose_load(observed, traffic)
+                self._load = propose_load(self.state, observed, traffic)
             decision = self._load.decision
         if decision is None:
             return ProposeStageResponse(accept=AcceptResult())

@@ -6,8 +6,9 @@ from dynamo.planner.config.perf_model import EngineRole
 from dynamo.planner.config.planner_config import PlannerConfig
 from dynamo.planner.core.budget import clamp_single
 from dynamo.planner.core.forecast import ForecastEstimate, RoleForecast
+from dynamo.planner.core.load_scaling import LoadProposal
 from dynamo.planner.core.reasons import LoadReason
-from dynamo.planner.core.scaling import DECODE, PREFILL, LoadProposal, ScalingState
+from dynamo.planner.core.scaling import DECODE, PREFILL, ScalingState
 from dynamo.protocols.planner import FpmObservations, ScalingDecision, TrafficObservation
 
 

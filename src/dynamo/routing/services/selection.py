@@ -12,7 +12,6 @@ import math
 import random
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -22,12 +21,12 @@ from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import HttpError, InvalidArgument, NotReady, Overloaded
 from dynamo.core.tasks import TaskOwner
 from dynamo.kv_router.affinity import Version
-from dynamo.kv_router.config import RoutingConfig
-from dynamo.kv_router.router import Decision, Router, RouteRequest, WorkerFacts
+from dynamo.kv_router.router import Decision, Router, RouteRequest
 from dynamo.kv_router.runs import pack, unpack
 from dynamo.kv_router.tracking import TrackingKey
 from dynamo.protocols.active_sequences import AddedSequence
 from dynamo.routing.endpoint_router import load_table, overlap_table
+from dynamo.routing.services.group_routers import GroupRouter, GroupRouters
 from dynamo.routing.services.indexed_models import Held, IndexedModels, Place, add_tiers, shown
 from dynamo.routing.services.indexer_peers import Peers
 from dynamo.routing.services.pending_selections import PendingSelections, SelectionCacheConfig
@@ -42,28 +41,18 @@ from dynamo.routing.services.worker_catalog import (
     Catalog,
     WorkerBody,
     WorkerRecord,
-    check_event_endpoints,
-    event_endpoints,
     followed_as,
     plain,
     read,
 )
 from dynamo.routing.sync.replica_peers import ReplicaPeers
-from dynamo.routing.topology import constraints_of, topology_taint
+from dynamo.routing.topology import constraints_of
 from dynamo.text.multimodal.routing_hashes import hashes_of
 from dynamo.tokens.hashing import U64
 
 logger = logging.getLogger(__name__)
 
 AFFINITY_MAX_S = 31_536_000
-
-
-@dataclass(slots=True)
-class _Model:
-    """State of one model and routing group."""
-
-    block_size: int
-    machine: Router
 
 
 def peers_of(urls: Sequence[str]) -> Peers:
@@ -102,21 +91,26 @@ class SelectionService:
             raise ValueError("replica_sync_peers requires replica_sync_port")
         self.models = IndexedModels()
         self._indexer_peers = peers_of(indexer_peers or ())
+        self._clock = clock or SystemClock()
+        use_kv_events = setting("DYN_USE_KV_EVENTS", True, read_bool)
+        self._catalog = Catalog(requires_events=use_kv_events)
+        self._routers = GroupRouters(
+            self.models,
+            rng or random.Random(random.getrandbits(64)),
+            use_kv_events=use_kv_events,
+            affinity_ttl_s=session_affinity_ttl_secs,
+            replica_sync=replica_sync_port is not None,
+        )
         self.peers: ReplicaPeers | None = None
         if replica_sync_port is not None:
             bindings = None if session_affinity_ttl_secs is None else self
             self.peers = ReplicaPeers(self, list(replica_sync_peers or ()), bindings=bindings)
+            self._routers.affinity_writer = self.peers.router_id
         self._replica_sync_port = replica_sync_port
-        self._use_kv_events = setting("DYN_USE_KV_EVENTS", True, read_bool)
-        self._catalog = Catalog(requires_events=self._use_kv_events)
-        self._selectors: dict[Place, _Model] = {}
         self._pending = PendingSelections(selection_cache)
         self._reservations: dict[str, Place] = {}
-        self._affinity_ttl_s = session_affinity_ttl_secs
         self._assume_kv_reuse = assume_kv_reuse
         self._key = tracking_key
-        self._rng = rng or random.Random(random.getrandbits(64))
-        self._clock = clock or SystemClock()
         self._closing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner("selection service")
         self._starting: asyncio.Task[None] | None = None
@@ -211,85 +205,35 @@ class SelectionService:
             before = None
         if record.is_schedulable:
             try:
-                self._admit(record, is_followed=before is not None and before.is_schedulable)
+                self._routers.admit(record, is_followed=before is not None and before.is_schedulable)
             except (HttpError, InvalidArgument) as error:
                 reason = error.message if isinstance(error, HttpError) else str(error)
                 record.lifecycle, record.not_schedulable_reasons = "incomplete", [f"reconciliation failed: {reason}"]
         self._catalog.records[worker_id] = record
         return record
 
-    def _admit(self, record: WorkerRecord, *, is_followed: bool) -> None:
-        place, size = (record.model_name, record.routing_group), record.block_size or 0
-        known = self.models.models.get(place) if self._use_kv_events else self._selectors.get(place)
-        if known is not None and known.block_size != size:
-            reason = f"block_size mismatch for {shown(place)}: existing={known.block_size} requested={size}"
-            raise HttpError(409, reason)
-        if self._use_kv_events and not is_followed:
-            check_event_endpoints(
-                record
-            )  # Before the first rank is followed: a worker is followed whole or not at all.
-            for rank, endpoint in event_endpoints(record).items():
-                assert endpoint is not None, "a worker without events is not schedulable"
-                self.models.follow(
-                    record.worker_id,
-                    rank,
-                    endpoint,
-                    place,
-                    size,
-                    replay_endpoint=record.replay_endpoint,
-                    is_eagle=bool(record.is_eagle),
-                )
-        model = self._selectors.get(place)
-        if model is None:
-            config = RoutingConfig(
-                block_size=size,
-                affinity_ttl_s=self._affinity_ttl_s,
-                replica_sync=self.peers is not None,
-                use_kv_events=self._use_kv_events,
-            )
-            index = self.models.models[place].index if self._use_kv_events else None
-            machine = Router(config, self._rng, index=index)
-            if machine.affinity is not None and self.peers is not None:
-                machine.affinity.writer = self.peers.router_id
-            model = self._selectors[place] = _Model(size, machine)
-        model.machine.set_worker(
-            WorkerFacts(
-                record.worker_id,
-                dp_start=record.data_parallel_start_rank or 0,
-                dp_size=record.data_parallel_size or 1,
-                kv_blocks=record.total_kv_blocks,
-                batch_tokens=record.max_num_batched_tokens,
-                taints=frozenset(record.taints).union(
-                    topology_taint(domain, value) for domain, value in record.topology_domains.items()
-                ),
-            )
-        )
-
     def _withdraw(self, record: WorkerRecord) -> None:
-        if not record.is_schedulable:
-            return
-        place = (record.model_name, record.routing_group)
-        if self._use_kv_events:
-            self.models.leave(record.worker_id, place)
-        for request_id in self._selectors[place].machine.remove_worker(record.worker_id):
-            self._reservations.pop(request_id, None)
+        """Remove a worker from its router, with its reservations; no effect if it was not schedulable."""
+        if record.is_schedulable:
+            for request_id in self._routers.remove(record):
+                self._reservations.pop(request_id, None)
 
     # Selections.
 
     async def overlap_scores(self, request: Any) -> Any:
         """Return the cached blocks of a prompt by rank and tier."""
         body = read(request, PromptBody)
-        model = self._schedulable(body.model_name, body.routing_group)
-        route_request = route_request_of(body, model.block_size)
-        held = model.machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
-        return overlap_table(held, model.machine.loads(), model.block_size, route_request.tokens)
+        group = self._schedulable(body.model_name, body.routing_group)
+        route_request = route_request_of(body, group.block_size)
+        held = group.machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
+        return overlap_table(held, group.machine.loads(), group.block_size, route_request.tokens)
 
     async def select(self, request: Any) -> Any:
         """Return the worker for a prompt. With a `selection_id`, the selection can be reserved for a limited time."""
         body = read(request, PromptBody)
-        model, route_request = self._resolve(body)
-        decision = self._decide(model, route_request, book=False)
-        answer = self._answer(body, model, route_request, decision)
+        group, route_request = self._resolve(body)
+        decision = self._decide(group, route_request, book=False)
+        answer = self._answer(body, group, route_request, decision)
         if body.selection_id is not None:
             place, rank = (body.model_name, body.routing_group), (decision.worker_id, decision.dp_rank)
             self._pending.add(body.selection_id, place, rank, route_request, self._clock.now())
@@ -301,11 +245,11 @@ class SelectionService:
         body = read(request, PromptBody)
         selection_id = body.selection_id or str(uuid.uuid4())
         self._must_be_free(selection_id)
-        model, route_request = self._resolve(body)
+        group, route_request = self._resolve(body)
         route_request.request_id = selection_id
-        decision = self._decide(model, route_request, book=False)
-        answer = self._answer(body, model, route_request, decision)
-        self._reserve(selection_id, (body.model_name, body.routing_group), model, route_request, decision)
+        decision = self._decide(group, route_request, book=False)
+        answer = self._answer(body, group, route_request, decision)
+        self._reserve(selection_id, (body.model_name, body.routing_group), group, route_request, decision)
         sequence = [one - (1 << 64) if one >> 63 else one for one in unpack(route_request.sequence or b"")]
         return {
             "selection_id": selection_id,
@@ -327,11 +271,11 @@ class SelectionService:
             raise failed("not_found", reason)
         self._must_be_free(body.selection_id)
         self._pending.remove(body.selection_id, place)
-        model = self._selectors[place]
+        group = self._routers[place]
         pending.route_request.request_id = body.selection_id
-        if not model.machine.book(body.selection_id, pending.rank, pending.route_request, now):
+        if not group.machine.book(body.selection_id, pending.rank, pending.route_request, now):
             raise failed("not_found", f"schedulable worker {pending.rank[0]} not found for {shown(place)}")
-        self._booked(body.selection_id, pending.rank, place, model, pending.route_request.sequence)
+        self._booked(body.selection_id, pending.rank, place, group, pending.route_request.sequence)
         return self._reservation(body.selection_id, place, pending.rank)
 
     async def prefill_complete(self, selection_id: str) -> None:
@@ -362,20 +306,20 @@ class SelectionService:
         """Return the load of every rank of every model."""
         now = self._clock.now()
         found = []
-        for place, model in sorted(self._selectors.items()):
+        for place, group in self._routers.sorted():
             if model_name in (None, place[0]) and routing_group in (None, place[1]):
-                self._expire_requests(model, now)
-                row = {"model_name": place[0], "routing_group": place[1], "loads": load_table(model.machine.loads())}
+                self._expire_requests(group, now)
+                row = {"model_name": place[0], "routing_group": place[1], "loads": load_table(group.machine.loads())}
                 found.append({**row, "pending_count": 0, "pending_isl_tokens": 0})
         return found
 
     async def potential_loads(self, request: Any) -> Any:
         """Return the load of every rank including a prompt."""
         body = read(request, PromptBody)
-        model = self._schedulable(body.model_name, body.routing_group)
-        route_request = route_request_of(body, model.block_size)
-        route_request.sequence = sequence_of(body, model.block_size, route_request.blocks, self._key)
-        return load_table(model.machine.potential(route_request, self._clock.now()))
+        group = self._schedulable(body.model_name, body.routing_group)
+        route_request = route_request_of(body, group.block_size)
+        route_request.sequence = sequence_of(body, group.block_size, route_request.blocks, self._key)
+        return load_table(group.machine.potential(route_request, self._clock.now()))
 
     def dump(self) -> Any:
         """Return the dump of all indexes."""
@@ -416,33 +360,33 @@ class SelectionService:
 
     # Implementation.
 
-    def _schedulable(self, model_name: str, routing_group: str) -> _Model:
+    def _schedulable(self, model_name: str, routing_group: str) -> GroupRouter:
         if not self._catalog.schedulable_count:
             raise failed("not_ready", "no schedulable workers are available")
         place = (model_name, routing_group)
-        model = self._selectors.get(place)
-        if model is None or not model.machine.workers:
+        group = self._routers.get(place)
+        if group is None or not group.machine.workers:
             raise failed("not_ready", f"no schedulable workers for {shown(place)}")
-        return model
+        return group
 
-    def _resolve(self, body: PromptBody) -> tuple[_Model, RouteRequest]:
-        model = self._schedulable(body.model_name, body.routing_group)
-        route_request = route_request_of(body, model.block_size)
+    def _resolve(self, body: PromptBody) -> tuple[GroupRouter, RouteRequest]:
+        group = self._schedulable(body.model_name, body.routing_group)
+        route_request = route_request_of(body, group.block_size)
         route_request.allowed = None if body.allowed_worker_ids is None else frozenset(body.allowed_worker_ids)
         route_request.overrides = dict(body.router_config_override or {})
         route_request.overrides.setdefault("assume_kv_reuse", self._assume_kv_reuse)
         route_request.session, route_request.expected_output_tokens = body.session_id, body.expected_output_tokens
         route_request.priority_jump, route_request.strict_priority = body.priority_jump, body.strict_priority
-        route_request.sequence = sequence_of(body, model.block_size, route_request.blocks, self._key)
+        route_request.sequence = sequence_of(body, group.block_size, route_request.blocks, self._key)
         try:
             route_request.required_taints, route_request.preferred_taints = constraints_of(body.routing_constraints)
         except InvalidArgument as error:
             raise failed("invalid_request", str(error)) from None
-        return model, route_request
+        return group, route_request
 
-    def _decide(self, model: _Model, route_request: RouteRequest, *, book: bool) -> Decision:
+    def _decide(self, group: GroupRouter, route_request: RouteRequest, *, book: bool) -> Decision:
         try:
-            decision = model.machine.place(route_request, self._clock.now(), book=book)
+            decision = group.machine.place(route_request, self._clock.now(), book=book)
         except NotReady:
             raise failed("not_ready", "no endpoints available to route work") from None
         except Overloaded as error:
@@ -453,9 +397,9 @@ class SelectionService:
         return decision
 
     def _answer(
-        self, body: PromptBody, model: _Model, route_request: RouteRequest, decision: Decision
+        self, body: PromptBody, group: GroupRouter, route_request: RouteRequest, decision: Decision
     ) -> dict[str, Any]:
-        machine, size = model.machine, model.block_size
+        machine, size = group.machine, group.block_size
         tiers = machine.overlaps(route_request.blocks, self._clock.now(), sequence=route_request.sequence)
         held = Held(0, 0, {}, 0, 0)
         for rank in sorted(machine.loads()):
@@ -476,43 +420,43 @@ class SelectionService:
         }
 
     def _reserve(
-        self, selection_id: str, place: Place, model: _Model, route_request: RouteRequest, decision: Decision
+        self, selection_id: str, place: Place, group: GroupRouter, route_request: RouteRequest, decision: Decision
     ) -> None:
         rank = (decision.worker_id, decision.dp_rank)
-        model.machine.commit(route_request, decision, self._clock.now())
-        self._booked(selection_id, rank, place, model, route_request.sequence)
-        affinity = model.machine.affinity
+        group.machine.commit(route_request, decision, self._clock.now())
+        self._booked(selection_id, rank, place, group, route_request.sequence)
+        affinity = group.machine.affinity
         if self.peers is not None and affinity is not None and route_request.session is not None:
             version = affinity.version_of(route_request.session)
             if version is not None:
                 self.peers.bound(route_request.session, rank, place, version)
 
     def _reserve_explicitly(self, body: ReservationBody, worker_id: int, place: Place, now: float) -> dict[str, Any]:
-        model = self._selectors.get(place)
-        if model is None or worker_id not in model.machine.workers:
+        group = self._routers.get(place)
+        if group is None or worker_id not in group.machine.workers:
             raise failed("not_found", f"schedulable worker {worker_id} not found for {shown(place)}")
         if body.sequence_hashes is not None:
             sequence = pack([one & U64 for one in body.sequence_hashes])
         elif body.token_ids is not None:
-            hashes = hashes_of(body.token_ids, model.block_size, lora_name=body.lora_name, cache_salt=body.cache_salt)
-            sequence = sequence_of(body, model.block_size, pack(hashes), self._key)
+            hashes = hashes_of(body.token_ids, group.block_size, lora_name=body.lora_name, cache_salt=body.cache_salt)
+            sequence = sequence_of(body, group.block_size, pack(hashes), self._key)
         else:
             raise failed("invalid_request", "sequence_hashes is required without token_ids")
         self._must_be_free(body.selection_id)
-        rank = (worker_id, model.machine.workers[worker_id].dp_start if body.dp_rank is None else body.dp_rank)
-        if not model.machine.has_rank(rank):
+        rank = (worker_id, group.machine.workers[worker_id].dp_start if body.dp_rank is None else body.dp_rank)
+        if not group.machine.has_rank(rank):
             raise failed("not_found", f"Worker {rank[0]}, dp_rank {rank[1]} not found")
         self._pending.remove(body.selection_id, place)
-        model.machine.share(body.selection_id, rank, sequence, body.effective_prefill_tokens, now)
-        self._booked(body.selection_id, rank, place, model, sequence)
+        group.machine.share(body.selection_id, rank, sequence, body.effective_prefill_tokens, now)
+        self._booked(body.selection_id, rank, place, group, sequence)
         return self._reservation(body.selection_id, place, rank)
 
     def _booked(
-        self, selection_id: str, rank: tuple[int, int], place: Place, model: _Model, sequence: bytes | None
+        self, selection_id: str, rank: tuple[int, int], place: Place, group: GroupRouter, sequence: bytes | None
     ) -> None:
         self._reservations[selection_id] = place
         if self.peers is not None:
-            tokens = model.machine.active.prefill_of(selection_id)
+            tokens = group.machine.active.prefill_of(selection_id)
             self.peers.added(selection_id, rank, place, unpack(sequence or b""), tokens)
 
     def _reservation(self, selection_id: str, place: Place, rank: tuple[int, int]) -> dict[str, Any]:
@@ -529,14 +473,14 @@ class SelectionService:
         place = self._reservations.get(selection_id)
         if place is None:
             raise failed("not_found", f"reservation {selection_id} not found")
-        model = self._selectors[place]
-        self._expire_requests(model, self._clock.now())
+        group = self._routers[place]
+        self._expire_requests(group, self._clock.now())
         if selection_id not in self._reservations:
             raise failed("not_found", f"reservation {selection_id} not found")
-        return place, model.machine
+        return place, group.machine
 
-    def _expire_requests(self, model: _Model, now: float) -> None:
-        for request_id in model.machine.expire(now):
+    def _expire_requests(self, group: GroupRouter, now: float) -> None:
+        for request_id in group.machine.expire(now):
             self._reservations.pop(request_id, None)
 
     def _must_be_free(self, selection_id: str) -> None:
@@ -547,31 +491,33 @@ class SelectionService:
 
     def block_size(self, place: Place) -> int:
         """Return the block size of a model's workers; 0 for an unknown model."""
-        model = self._selectors.get(place)
-        return 0 if model is None else model.block_size
+        group = self._routers.get(place)
+        return 0 if group is None else group.block_size
 
     def replica_added(self, request_id: str, rank: tuple[int, int], place: Place, added: AddedSequence) -> None:
         """Count a request that a peer placed; one of an unknown model or rank is ignored."""
-        model = self._selectors.get(place)
-        if model is None:
+        group = self._routers.get(place)
+        if group is None:
             return
         hint = added.prefill_load_hint
         tokens = hint.initial_effective_prefill_tokens if hint is not None and added.track_prefill_tokens else 0
         sequence = pack(added.token_sequence or ())
-        model.machine.share(request_id, rank, sequence, tokens, self._clock.now())
+        group.machine.share(request_id, rank, sequence, tokens, self._clock.now())
 
     def replica_bound(self, session: str, rank: tuple[int, int], place: Place, version: Version) -> None:
         """Apply a peer's session binding; one of an unknown model or rank is ignored."""
-        model = self._selectors.get(place)
-        if model is not None:
-            model.machine.bind(session, rank, version, self._clock.now())
+        group = self._routers.get(place)
+        if group is not None:
+            group.machine.bind(session, rank, version, self._clock.now())
 
     def replica_prefilled(self, request_id: str, place: Place) -> None:
         """Record the first token of a peer's request."""
-        if place in self._selectors:
-            self._selectors[place].machine.prefilled(request_id)
+        group = self._routers.get(place)
+        if group is not None:
+            group.machine.prefilled(request_id)
 
     def replica_freed(self, request_id: str, place: Place) -> None:
         """Record the end of a peer's request."""
-        if place in self._selectors:
-            self._selectors[place].machine.finish(request_id, self._clock.now())
+        group = self._routers.get(place)
+        if group is not None:
+            group.machine.finish(request_id, self._clock.now())

@@ -9,27 +9,25 @@ import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Put:
+
+class Put(Struct, frozen=True):
     """Added or changed record."""
 
     key: str
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Removed record."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(Struct, frozen=True):
     """End of the records that existed when the watch began."""
 
 

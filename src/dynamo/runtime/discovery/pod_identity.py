@@ -5,8 +5,9 @@ of the pod in which it was taken.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from dynamo.core.errors import ConfigError
 
@@ -22,8 +23,7 @@ ID_MASK = (1 << 53) - 1
 WORD = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodIdentity:
+class PodIdentity(Struct, frozen=True, kw_only=True):
     """Names of the pod and of this process's discovery record."""
 
     pod: str

@@ -7,16 +7,16 @@ reported as a gap, so that the subscriber can request a snapshot from the source
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from dynamo.protocols.discovery import EndpointId
 
 BACKLOG_MAX = 100_000  # Unread events of a slow subscriber, as in Dynamo; beyond it the newest are dropped.
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """Received event."""
 
     publisher_id: int
@@ -27,8 +27,7 @@ class Event:
     """Number of lost events of this publisher between the previous event and this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherGone:
+class PublisherGone(Struct, frozen=True):
     """Notification that a publisher left the registry and sends no further events."""
 
     publisher_id: int

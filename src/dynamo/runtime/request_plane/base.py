@@ -11,18 +11,17 @@ All methods are called on the event loop's thread. A receiver gets one of `on_en
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Struct, field
 
 from dynamo.core.tracing import Span
 from dynamo.protocols.discovery import InstanceAddress, TransportAddress
 from dynamo.runtime.request_plane.request_frames import RequestFrames
 
 
-@dataclass(slots=True)
-class Request:
+class Request(Struct):
     """Request as received by a handler."""
 
     id: str
@@ -40,8 +39,7 @@ class Request:
     """Stream of frames that replaces the body; None if the body is the whole request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bare:
+class Bare(Struct, frozen=True):
     """Value that is sent without the envelope of an `Item`, as some endpoints of Dynamo respond."""
 
     value: Any
@@ -85,8 +83,7 @@ Handler = Callable[[Request, Reply], None]
 """Function that starts the work and returns immediately; the transport passes its exceptions to `reply.fail`."""
 
 
-@dataclass(slots=True)
-class Item:
+class Item(Struct):
     """Response element other than a bare token (`Annotated` in Dynamo)."""
 
     data: bytes | None
@@ -137,8 +134,7 @@ OnDone = Callable[[int, Exception | None], None]
 """Callback at the end of a call with the instance id and the error, None without error or for a killed call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """Instance as seen by a transport."""
 
     instance_id: int

@@ -124,13 +124,15 @@ class MemoryCall:
             self.reply_gone()
 
     def reply_gone(self) -> None:
-        if self.reply is not None:
-            self.reply.kill()
+        reply, self.reply = self.reply, None  # The two refer to each other; no longer, so that both are freed at once.
+        if reply is not None:
+            reply.kill()
 
     def end(self, error: Exception | None) -> None:
         if self.is_over:
             return
         self._close(error)
+        self.reply = None
         if error is None:
             self.receiver.on_end()
         else:

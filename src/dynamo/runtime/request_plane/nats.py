@@ -13,8 +13,9 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dynamo.core.errors import CannotConnect, ConnectionTimeout, Disconnected, InvalidArgument, WorkerUnavailable
 from dynamo.core.metrics import MetricsRegistry

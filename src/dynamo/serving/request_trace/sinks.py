@@ -4,7 +4,6 @@ The sinks `s3` and `otel` are separate modules.
 """
 
 import asyncio
-import gzip
 import os
 import sys
 from collections.abc import Sequence
@@ -128,6 +127,8 @@ class Compressed:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        import gzip  # Only where a trace is written.
+
         self._gzip = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6)
 
     def write(self, data: bytes) -> int:

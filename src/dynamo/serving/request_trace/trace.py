@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from dynamo.core.config import environ, read_bool, setting
+from dynamo.core.config import environ
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.core.tasks import TaskOwner
@@ -37,6 +37,7 @@ from dynamo.serving.request_trace.rows import (
 )
 from dynamo.serving.request_trace.s3 import S3Options, S3Sink, S3Writer
 from dynamo.serving.request_trace.sinks import FileOptions, FileSink, Row, Sink, StderrSink, make_nats_sink
+from dynamo.serving.request_trace.wanted import audit_sinks, is_trace_wanted
 from dynamo.serving.response_stream import IncomingRequest
 from dynamo.tokens.hashing import block_hashes, sequence_hashes
 
@@ -131,9 +132,9 @@ class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return the settings; None if tracing is disabled. Raise `ConfigError`, also for unsupported settings."""
         given = environ() if variables is None else variables
         read = TraceVariables(given)
-        audit = [word.strip() for word in given.get("DYN_AUDIT_SINKS", "").split(",") if word.strip()]
-        if not setting("DYN_REQUEST_TRACE", False, read_bool, given) and not audit:
+        if not is_trace_wanted(given):
             return None
+        audit = audit_sinks(given)
         for name in given:
             if name.startswith("DYN_REQUEST_TRACE_TOOL_EVENTS_") and given[name]:
                 raise ConfigError(f"{name} is not supported by this release")

@@ -9,7 +9,8 @@ from jinja2 import Template
 
 from dynamo.core.child_process import serve
 from dynamo.core.errors import InvalidArgument
-from dynamo.text.chat_template.sandbox import FULL, Bounds, environment, rendered
+from dynamo.text.chat_template.bounds import FULL, Bounds
+from dynamo.text.chat_template.sandbox import environment, rendered
 
 TEMPLATES_MAX = 8  # Number of compiled templates that are cached.
 MESSAGE_CHARS_MAX = 500  # A template's message may quote the whole conversation.

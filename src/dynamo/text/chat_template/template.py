@@ -19,19 +19,9 @@ from dynamo.core.child_pool import ChildError, ChildOutOfMemory, ChildPool, Chil
 from dynamo.core.errors import ConfigError, InvalidArgument, Overloaded, Unknown
 from dynamo.model_card.card import ModelFiles, read_bytes, read_json
 from dynamo.protocols.openai import ChatMessage
+from dynamo.text.chat_template.bounds import FULL, LONG, QUICK, Bounds, Budget, OverBudget, Unlisted
 from dynamo.text.chat_template.child import MESSAGE_CHARS_MAX
-from dynamo.text.chat_template.sandbox import (
-    FULL,
-    LONG,
-    QUICK,
-    Bounds,
-    Budget,
-    OverBudget,
-    Unlisted,
-    environment,
-    may_be_local,
-    rendered,
-)
+from dynamo.text.chat_template.sandbox import environment, may_be_local, rendered
 from dynamo.text.chat_template.turns import INSTRUCTIONS, MEDIA, TemplateForm, Turn, conversation
 
 SPECIAL_TOKENS = (

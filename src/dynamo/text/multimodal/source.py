@@ -11,7 +11,8 @@ import ipaddress
 import os
 import re
 import urllib.parse
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dynamo.core.config import read_bool, setting
 from dynamo.core.errors import ConfigError, InvalidArgument
@@ -56,8 +57,7 @@ METADATA_SERVICES = frozenset(
 DATA = re.compile(r"data:(?P<type>[^,;]*)(?P<parameters>(?:;[^,;]*)*),", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
+class FetchLimits(Struct, frozen=True):
     """Limits on the size, origin and duration of fetches."""
 
     file_bytes_max: int = 64 * MIB
@@ -96,8 +96,7 @@ def environment_limits() -> FetchLimits:
     return FetchLimits.from_environment()
 
 
-@dataclass(frozen=True, slots=True)
-class Media:
+class Media(Struct, frozen=True):
     """Content of a media source."""
 
     data: bytes
@@ -105,8 +104,7 @@ class Media:
     """Content type in lower case, without parameters; empty if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True):
     """A host and the request to send to it."""
 
     is_tls: bool

@@ -6,7 +6,7 @@ from dynamo.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-BACKEND_NAMES = ("fastokens", "words")
+BACKEND_NAMES = ("compiled", "fastokens", "words")
 """Names of the encoders that are faster than the library, best first (`tokenizer.BACKENDS`)."""
 
 CHOICES = ("default", "fastokens", "basetenkenizer")

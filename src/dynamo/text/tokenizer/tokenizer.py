@@ -1,9 +1,10 @@
 """Tokenizer: text to ids and back, equal to the `tokenizers` library, with faster encoders where equality is tested.
 
-`tokenizers` is the reference, and encodes all text that the faster encoders do not support. There are two of these,
-tried in order: the `fastokens` library if installed, and our own `word_tokenizer` for byte-level BPE. Each is compared
-with the reference when a tokenizer is loaded, on a corpus made for the purpose; an encoder that differs anywhere is not
-used, and a warning is logged. A cache of earlier texts (`prefix_tokens`), tested in the same way, precedes them.
+`tokenizers` is the reference, and encodes all text that the faster encoders do not support. There are three of these,
+tried in order: our own `compiled_words` for byte-level BPE if it is compiled, the `fastokens` library if installed, and
+`word_tokenizer`, the first one in Python. Each is compared with the reference when a tokenizer is loaded, on a corpus made
+for the purpose; an encoder that differs anywhere is not used, and a warning is logged. A cache of earlier texts
+(`prefix_tokens`), tested in the same way, precedes them.
 """
 
 import logging
@@ -19,6 +20,7 @@ from dynamo.core.errors import ConfigError
 from dynamo.model_card.card import ModelFiles, read_bytes
 from dynamo.text.detokenizer import Decoding, TokenTable, text_json_of
 from dynamo.text.tokenizer.choices import BACKEND_NAMES
+from dynamo.text.tokenizer.compiled_words import compiled_words_for
 from dynamo.text.tokenizer.fast_tokens import fast_tokens_for
 from dynamo.text.tokenizer.prefix_tokens import BYTES_MAX, PrefixTokens, TooManyTokens, cuts_of
 from dynamo.text.tokenizer.tiktoken_model import is_tiktoken, tokenizer_json
@@ -29,6 +31,7 @@ MODEL = "model"
 """Section of a `tokenizer.json` with the vocabulary and the merges."""
 
 BACKENDS: Mapping[str, Callable[[dict[str, Any], bytes, Any], "Encoder | str"]] = {
+    "compiled": lambda spec, data, _: compiled_words_for(spec, data),
     "fastokens": lambda _, data, __: fast_tokens_for(data),
     "words": lambda spec, data, model: word_tokenizer_for(with_model(spec, data), model),
 }

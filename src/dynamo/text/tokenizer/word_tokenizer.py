@@ -13,8 +13,11 @@ from itertools import chain
 from typing import Any
 from unicodedata import is_normalized
 
+from msgspec import Struct
+
 from dynamo.text.tokenizer import split_pattern
 
+NOT_PLAIN = "its model is not plain BPE"
 WORDS_MAX = 1 << 16  # In each of two generations. English text has about 30,000 words; code has more.
 WORD_CHARS_MAX = 64  # Longer words rarely repeat.
 
@@ -131,26 +134,28 @@ class Words(dict[str, tuple[int, ...]]):
         self.clear()
 
 
-def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | str:
-    """Return a word tokenizer for a `tokenizer.json`, or the reason why there is none.
+class WordForm(Struct, frozen=True):
+    """Parts of a tokenizer that encodes every word on its own."""
 
-    It supports byte-level BPE with one translatable split regex, no normalizer but NFC, and added tokens that are
-    matched exactly as written. Later steps, such as a template that adds tokens, are left to the caller.
+    split: str
+    """The split regex."""
+    added: dict[str, int]
+    """Added tokens, which are matched exactly as written, and their ids."""
+    is_nfc: bool
+
+
+def word_form_of(spec: Mapping[str, Any]) -> WordForm | str:
+    """Return the form of a `tokenizer.json`, whose model is not looked at, or the reason why it has another one.
+
+    The form is one split regex and byte level, no normalizer but NFC, and added tokens that are matched exactly as written.
+    Later steps, such as a template that adds tokens, are left to the caller.
     """
-    bpe = spec["model"]
-    if bpe.get("type") != "BPE" or any(
-        bpe.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    ):
-        return "its model is not plain BPE"
     is_nfc = _normalizer_is_nfc(spec.get("normalizer"))
     if is_nfc is None:
         return "its normalizer does more than NFC"
-    source = _split_source(spec.get("pre_tokenizer"))
-    if source is None:
+    split = _split_source(spec.get("pre_tokenizer"))
+    if split is None:
         return "its pre-tokenizer is not one split and byte level"
-    ascii_words, settled_words = split_pattern.ascii_pattern(source), split_pattern.settled_pattern(source)
-    if ascii_words is None or settled_words is None:
-        return "its split regex may have another meaning in Python's `re`"
     tokens = spec.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") or token.get("single_word") for token in tokens):
         return "an added token strips white space or matches only between words"
@@ -158,8 +163,26 @@ def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | s
         return "some added tokens are normalized and others are not"
     if any(not token["content"].isascii() and not is_normalized("NFC", token["content"]) for token in tokens):
         return "an added token is not in normal form"
-    added = {token["content"]: int(token["id"]) for token in tokens if token["content"]}
-    return WordTokenizer(model, ascii_words, settled_words, added, is_nfc)
+    return WordForm(split, {token["content"]: int(token["id"]) for token in tokens if token["content"]}, is_nfc)
+
+
+def word_tokenizer_for(spec: Mapping[str, Any], model: Any) -> WordTokenizer | str:
+    """Return a word tokenizer for a `tokenizer.json`, or the reason why there is none.
+
+    It supports byte-level BPE in the form of `word_form_of` whose split regex can be translated.
+    """
+    bpe = spec["model"]
+    if bpe.get("type") != "BPE" or any(
+        bpe.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    ):
+        return NOT_PLAIN
+    form = word_form_of(spec)
+    if isinstance(form, str):
+        return form
+    ascii_words, settled_words = split_pattern.ascii_pattern(form.split), split_pattern.settled_pattern(form.split)
+    if ascii_words is None or settled_words is None:
+        return "its split regex may have another meaning in Python's `re`"
+    return WordTokenizer(model, ascii_words, settled_words, form.added, form.is_nfc)
 
 
 def byte_of_char() -> dict[str, int]:

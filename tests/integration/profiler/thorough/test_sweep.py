@@ -85,7 +85,7 @@ def test_interrupted_run_continues_where_it_ended(tmp_path: Path, number: signal
     try:
         wait_until(lambda: len(measurements(out)) >= 2, "nothing was measured")
         first.send_signal(number)
-        code = first.wait(30)
+        code = first.wait(60)
     finally:
         first.kill()
         first.wait()

@@ -48,7 +48,7 @@ def event(publisher: int, sequence: int, topic: str = "topic") -> list[bytes]:
 
 
 async def take(subscriber: ZmqSubscriber) -> Any:
-    return await asyncio.wait_for(anext(subscriber), 5.0)
+    return await asyncio.wait_for(anext(subscriber), 60.0)
 
 
 async def test_zmq_event_plane_drops_malformed_unknown_and_foreign_events(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from dynamo.runtime.event_plane.zmq import ZmqEventPlane
 from dynamo.runtime.event_plane.zmq_broker import Brokers, broker_topic
 
 ENDPOINT = EndpointId("ns", "backend", "generate")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

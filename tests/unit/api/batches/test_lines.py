@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.api.batches import lines
-from dynamo.api.batches.lines import ENDPOINTS, check_line, read_line, review
+from dynamo.api.batches.lines import ENDPOINTS, BatchLine, LineBody, check_line, read_line, review
+from dynamo.core.errors import InvalidArgument
 
 CHAT = "/v1/chat/completions"
 
@@ -46,6 +48,24 @@ def test_valid_batch_file_is_counted_and_has_one_model() -> None:
 def test_invalid_line_is_reported_with_its_number(data: bytes, code: str) -> None:
     found = review([line(custom_id="first"), data], CHAT)
     assert [(error.code, error.line) for error in found.errors] == [(code, 2)]
+
+
+def test_line_that_the_check_refuses_is_reported_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(data: bytes) -> None:
+        if b"slow" in data:
+            raise InvalidArgument("the body has more than 9 objects and lists")
+
+    decoded: list[bytes] = []
+
+    def decode(data: bytes) -> BatchLine:
+        decoded.append(data)
+        return BatchLine("a", "POST", CHAT, LineBody(msgspec.Raw(b'"m"')))
+
+    monkeypatch.setattr(lines, "_decode", decode)
+    [error] = review([line(custom_id="slow"), line()], CHAT, refuse).errors
+    assert (error.code, error.line) == ("invalid_request", 1)
+    assert error.message == "the body has more than 9 objects and lists"
+    assert decoded == [line()]
 
 
 def test_duplicate_custom_id_is_refused() -> None:

@@ -5,7 +5,8 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.settle import repeat
+from tests.settle import repeat, turns
 
-from dynamo.api.batches import store
-from dynamo.api.batches.lines import RequestLine
+from dynamo.api.batches import runner, store
+from dynamo.api.batches.lines import LineResponse, RequestLine
 from dynamo.api.batches.records import BatchObject, BatchRecord, FileObject, new_id
-from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, BatchRunner, LineResponse
+from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, SAVE_S, BatchRunner
 from dynamo.api.batches.slots import Slots
 from dynamo.api.batches.store import BatchStore, lines_of
 from dynamo.core.clock import ManualClock
+from dynamo.core.errors import Cancelled, Overloaded
 
 STEP_S = 0.5
 DEADLINE_S = 30
@@ -83,8 +85,11 @@ class Bench:
         """Advance the clock until the condition holds."""
         await repeat(lambda: self.clock.advance(STEP_S), is_so)
 
+    def has_ended(self, record: BatchRecord) -> bool:
+        return self.store._read(self.store._batches, record.batch.id, BatchRecord).has_ended
+
     async def ended(self, record: BatchRecord) -> BatchObject:
-        await self.until(lambda: self.store._read(self.store._batches, record.batch.id, BatchRecord).has_ended)
+        await self.until(lambda: self.has_ended(record))
         return self.state(record)
 
     def lines(self, file_id: str | None) -> dict[str, Any]:
@@ -117,6 +122,73 @@ async def test_runner_sends_at_most_as_many_lines_as_slots(tmp_path: Path) -> No
     await bench.runner.close()
     assert bench.most == 3
     assert len(bench.received_requests) == len(set(bench.received_requests)) == 40
+
+
+@pytest.mark.parametrize("is_busy_for_ever", [False, True])
+async def test_batch_is_reviewed_again_until_it_expires_while_slow_lines_cannot_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy_for_ever: bool
+) -> None:
+    checks: list[str] = []
+
+    def check(_line: bytes, kind: str, is_wanted: Callable[[], bool]) -> None:
+        assert is_wanted()
+        checks.append(kind)
+        if is_busy_for_ever or len(checks) < 3:
+            raise Overloaded("too many large request bodies are being decoded")
+
+    monkeypatch.setattr(runner, "check_slow", check)
+    bench = Bench(tmp_path)
+    record = bench.begin("a", expires_at=1100)
+    bench.runner.start()
+    batch = await bench.ended(record)
+    await bench.runner.close()
+    assert set(checks) == {"batch_line"}
+    assert (batch.status, bench.received_requests) == (("failed", []) if is_busy_for_ever else ("completed", ["a"]))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_batch_cancelled_while_a_slow_line_waits_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    """A slow line waits for its child, or for a retry because all children are in use; its batch has no results."""
+    entered, leave = threading.Event(), threading.Event()
+    checks: list[bytes] = []
+
+    def check(line: bytes, _kind: str, is_wanted: Callable[[], bool]) -> None:
+        checks.append(line)
+        entered.set()
+        while not is_busy and is_wanted():
+            if leave.wait(0.001):
+                return
+        raise Overloaded("too many large request bodies are being decoded") if is_busy else Cancelled("unwanted")
+
+    monkeypatch.setattr(runner, "check_slow", check)
+    bench = Bench(tmp_path)
+    waits: list[bool] = []
+    wait_a_second = bench.runner._wait_a_second
+
+    async def counted(tasks: "set[asyncio.Future[Any]]") -> None:
+        waits.append(bool(tasks))
+        await wait_a_second(tasks)
+
+    monkeypatch.setattr(bench.runner, "_wait_a_second", counted)
+    record = bench.begin("a", "b", "c")
+    bench.runner.start()
+    await repeat(lambda: None, lambda: entered.is_set() and (not is_busy) in waits)
+    await turns(5)
+    bench.store.cancel(record.batch.id)
+    bench.clock.advance(SAVE_S)
+    try:
+        await repeat(
+            lambda: None, lambda: bench.has_ended(record)
+        )  # The clock stands: less than `REVIEW_RETRY_S` passes.
+        batch = bench.state(record)
+    finally:
+        leave.set()
+        await bench.runner.close()
+    assert (batch.status, len(checks), bench.received_requests) == ("cancelled", 1, [])
+    assert batch.cancelled_at is not None and batch.cancelling_at is not None
+    assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
 async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None:
@@ -201,11 +273,13 @@ async def test_cancelled_batch_keeps_its_results_and_drops_open_lines(tmp_path: 
 async def test_expired_batch_keeps_its_results(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.hold = {"b"}
-    record = bench.begin("a", "b", expires_at=1010)
+    record = bench.begin("a", "b")
     bench.runner.start()
+    await bench.until(lambda: bench.state(record).request_counts.completed == 1)
+    bench.clock.advance(10_000)
     batch = await bench.ended(record)
     await bench.runner.close()
-    assert batch.status == "expired" and batch.expired_at is not None and batch.expired_at >= 1010
+    assert batch.status == "expired" and batch.expired_at is not None and batch.expired_at >= 10_000
     assert bench.lines(batch.error_file_id)["b"]["error"]["code"] == "batch_expired"
     assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
 

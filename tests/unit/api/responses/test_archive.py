@@ -1,15 +1,20 @@
 """Responses that are retrieved again."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from tests.settle import turns
 
+from dynamo.api.responses import archive as archive_module
 from dynamo.api.responses.archive import CHAIN_MAX, ResponseArchive, page_of
 from dynamo.api.responses.ids import item_id
 from dynamo.api.responses.store import Dropped, MemoryResponseStore, StoreLimits
 from dynamo.core.errors import InvalidArgument, NotFound
 from dynamo.core.metrics import MetricsRegistry
-from dynamo.protocols.responses import (
+from dynamo.protocols.response_items import (
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
@@ -17,9 +22,25 @@ from dynamo.protocols.responses import (
     MessageItem,
     OutputText,
     ReasoningItem,
-    Response,
     StoredItem,
 )
+from dynamo.protocols.responses import Response
+
+
+class RecordingStore(MemoryResponseStore):
+    """Store that records what is done with it."""
+
+    def __init__(self, limits: StoreLimits, dropped: Dropped) -> None:
+        super().__init__(limits, dropped)
+        self.calls: list[str] = []
+
+    def put(self, key: str, record: bytes) -> None:
+        self.calls.append("put")
+        super().put(key, record)
+
+    async def close(self) -> None:
+        self.calls.append("close")
+        await super().close()
 
 
 def archive() -> ResponseArchive:
@@ -27,13 +48,19 @@ def archive() -> ResponseArchive:
 
 
 def kept(
-    one: ResponseArchive, number: int, requested: Sequence[StoredItem], printed: str, before: int | None = None
+    one: ResponseArchive,
+    number: int,
+    requested: Sequence[StoredItem],
+    printed: str,
+    before: int | None = None,
+    *,
+    is_long: bool = False,
 ) -> str:
     response_id = f"resp_{number:024x}{number:08x}"
     previous = None if before is None else f"resp_{before:024x}{before:08x}"
     answer = MessageItem("assistant", [OutputText(printed)], item_id("msg", response_id, 0), "completed")
     response = Response(id=response_id, created_at=1, model="m", output=[answer], previous_response_id=previous)
-    one.keep(response, requested)
+    one.keep(response, requested, is_long=is_long)
     return response_id
 
 
@@ -46,6 +73,35 @@ async def test_conversation_history_is_the_chain_of_responses() -> None:
     kept(one, 1, [MessageItem("user", "a")], "b")
     last = kept(one, 2, [MessageItem("user", "c")], "d", before=1)
     assert words(await one.history(last)) == ["a", "b", "c", "d"]
+
+
+async def test_long_response_is_encoded_in_a_thread_and_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    may_end = threading.Event()
+    encode = archive_module.record_of
+
+    def record_of(*given: Any) -> bytes:
+        threads.append(threading.get_ident())
+        assert may_end.wait(30)
+        return encode(*given)
+
+    monkeypatch.setattr(archive_module, "record_of", record_of)
+    one = archive()
+    last = kept(one, 1, [MessageItem("user", "a")], "b", is_long=True)
+    found = asyncio.ensure_future(one.history(last))
+    await turns(3)
+    assert not found.done()
+    may_end.set()
+    assert words(await found) == ["a", "b"]
+    assert threads and threads[0] != threading.get_ident()
+
+
+async def test_archive_is_closed_after_long_responses_are_written() -> None:
+    store = RecordingStore(StoreLimits(), Dropped(None, ""))
+    one = ResponseArchive(store)
+    kept(one, 1, [MessageItem("user", "a")], "b", is_long=True)
+    await one.close()
+    assert store.calls == ["put", "close"]
 
 
 async def test_archive_keeps_input_items_with_ids_and_status() -> None:

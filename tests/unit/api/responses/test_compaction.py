@@ -8,8 +8,7 @@ from dynamo.api.responses.ids import new_response_id
 from dynamo.api.sealed_text import sealed
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import ChatMessage
-from dynamo.protocols.responses import (
-    CachedTokens,
+from dynamo.protocols.response_items import (
     CompactionItem,
     FunctionCallItem,
     FunctionOutputItem,
@@ -17,10 +16,8 @@ from dynamo.protocols.responses import (
     MessageItem,
     OutputText,
     ReasoningItem,
-    ReasoningTokens,
-    Response,
-    ResponseUsage,
 )
+from dynamo.protocols.responses import CachedTokens, ReasoningTokens, Response, ResponseUsage
 
 USAGE = ResponseUsage(3, CachedTokens(), 2, ReasoningTokens(), 5)
 

@@ -11,7 +11,7 @@ from tests.unit.any_json import bodies
 from dynamo.api.responses.convert import check_results, messages_of, to_chat, to_response, without_oldest
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.openai import ChatCompletionRequest, ChatMessage, ContentPart, FunctionCall, ToolCall
-from dynamo.protocols.responses import (
+from dynamo.protocols.response_items import (
     FunctionCallItem,
     FunctionOutputItem,
     InputText,
@@ -21,11 +21,10 @@ from dynamo.protocols.responses import (
     ReasoningItem,
     ReasoningText,
     Refusal,
-    ResponseRequest,
     SummaryText,
     decode_items,
-    decode_response_request,
 )
+from dynamo.protocols.response_requests import ResponseRequest, decode_response_request
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "description": "d"}
 TIME = {"type": "function", "name": "time"}

@@ -1,7 +1,8 @@
 """State that a connection keeps of its last response."""
 
 from dynamo.api.responses.session import ResponseSession
-from dynamo.protocols.responses import MessageItem, OutputText, Response
+from dynamo.protocols.response_items import MessageItem, OutputText
+from dynamo.protocols.responses import Response
 
 
 def response(id: str) -> Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.scripted_engine.stack import DEADLINE_S
 from tests.settle import until
 from tests.unit.http.server.test_websocket import Line, client_frame
 
+from dynamo.core.codec import encode
 from dynamo.core.errors import InvalidArgument
 from dynamo.http.routes.realtime import EARLY_MAX, add
 from dynamo.http.server.exchange import Exchange
@@ -18,6 +20,7 @@ from dynamo.http.server.websocket import Op
 from dynamo.llm.register import register_model
 from dynamo.model_card.types import ModelInput, ModelType, WorkerType
 from dynamo.runtime.streams import BidirectionalHandler
+from dynamo.serving.bodies import ESTIMATED_BYTES
 
 UPDATE = {"type": "session.update", "event_id": "e1", "session": {"type": "realtime", "model": "r"}}
 
@@ -38,6 +41,7 @@ class Client(Line):
         }
         self.headers = [(name.encode(), value.encode()) for name, value in given.items()]
         self.is_stalled = False
+        self.fd = -1
         self.socket: Any = None
         self.reported = asyncio.Event()
         self.complete = asyncio.Event()
@@ -99,6 +103,11 @@ async def parrot(events: Any, context: Any) -> AsyncIterator[Any]:
         yield event if event["type"] != "odd" else [1]
 
 
+async def sizes(events: Any, context: Any) -> AsyncIterator[Any]:
+    async for event in events:
+        yield {"type": "size", "size": len(event.get("padding", ""))}
+
+
 async def test_realtime_events_are_relayed_to_the_worker_and_back() -> None:
     async with open_relays(add) as relays:
         await serve(relays, parrot)
@@ -124,6 +133,28 @@ async def test_realtime_events_received_before_the_worker_is_found_are_queued_in
         assert [one["n"] for one in events[2:]] == list(range(EARLY_MAX + 10))
         assert "pause" in client.outputs
         assert client.outputs[-1] == "resume"
+        client.leave()
+
+
+async def test_long_realtime_events_are_encoded_off_the_loop_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def recorded(event: Any, codec: str) -> bytes:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(event, codec)
+
+    monkeypatch.setattr("dynamo.http.realtime.encode", recorded)
+    padding = "A" * (ESTIMATED_BYTES + 1)
+    async with open_relays(add) as relays:
+        await serve(relays, sizes)
+        client = Client(relays)
+        client.send_event({**UPDATE, "padding": padding})
+        client.send_event({"type": "short", "n": 1})
+        assert [one["size"] for one in (await client.until(3))[1:]] == [len(padding), 0]
+        client.send_event({"type": "long", "padding": padding + "B"})
+        client.send_event({"type": "short", "n": 2})
+        assert [one["size"] for one in (await client.until(5))[3:]] == [len(padding) + 1, 0]
+        assert threads.count(False) == 2
         client.leave()
 
 

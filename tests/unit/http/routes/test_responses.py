@@ -1,6 +1,7 @@
 """Routes of the Responses API, in one process with the worker."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,9 @@ from starlette.testclient import TestClient
 from tests.scripted_engine.script import Script
 from tests.scripted_engine.stack import NAME, Answer, ScriptedStack, open_stack
 
+from dynamo.api.responses.compaction import compacted
 from dynamo.api.responses.directory_store import DirectoryStore
+from dynamo.api.responses.echo import echo_of
 from dynamo.api.responses.store import Dropped, MemoryResponseStore
 from dynamo.core.errors import ConfigError
 from dynamo.core.metrics import MetricsRegistry
@@ -79,6 +82,56 @@ async def test_response_stream_ends_with_the_stored_response() -> None:
         assert last["type"] == "response.completed"
         assert [item["type"] for item in last["response"]["output"]] == ["reasoning", "message"]
         assert one.http.get(f"/v1/responses/{last['response']['id']}").json() == last["response"]
+
+
+def long_tools() -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "name": f"t{number}", "description": "a" * 100, "parameters": {"type": "object"}}
+        for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_a_response_repeats_of_a_long_request_is_encoded_once_and_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    encoded: list[int] = []
+
+    def echo(request: Any) -> Any:
+        encoded.append(threading.get_ident())
+        return echo_of(request)
+
+    monkeypatch.setattr("dynamo.http.routes.responses.echo_of", echo)
+    monkeypatch.setattr("dynamo.api.responses.echo.SHORT_BYTES", 300)
+    async with served() as one:
+        answer = await one.respond(tools=long_tools(), instructions="Be brief.", stream=stream)
+        assert answer.status == 200
+        if stream:
+            events = [json.loads(event.split("data: ", 1)[1]) for event in answer.text_events[:-1]]
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            shown = [event["response"] for event in events if "response" in event]
+            assert len(shown) == 3
+        else:
+            shown = [answer.json]
+        for response in shown:
+            assert [tool["name"] for tool in response["tools"]] == [tool["name"] for tool in long_tools()]
+            assert response["instructions"] == "Be brief."
+        assert len(encoded) == 1 and encoded[0] != threading.get_ident()
+
+
+async def test_compaction_is_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def recorded(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return compacted(*given)
+
+    monkeypatch.setattr("dynamo.http.routes.responses.compacted", recorded)
+    async with served() as one:
+        answer = await one.post("/v1/responses/compact", model=NAME, input="hi")
+        assert answer.status == 200
+        assert [item["type"] for item in answer.json["output"]] == ["message", "compaction"]
+        assert threads and threads[0] != threading.get_ident()
 
 
 async def test_response_prompt_contains_the_previous_conversation() -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import os
 import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,13 @@ from tests.settle import turns, until
 from uvicorn.server import ServerState
 
 from dynamo.core.metrics import MetricsRegistry
+from dynamo.http.server.closing import LINGER_BYTES_MAX, LINGER_IDLE_S
 from dynamo.http.server.cors import Cors
 from dynamo.http.server.exchange import CHUNK_SIZES_MAX, COMMENT, CONTINUE, FREED_HERE_BYTES, BodyBudget, Exchange
 from dynamo.http.server.gate import Gate, KeyMetrics, Keys
-from dynamo.http.server.limits import HttpLimits
+from dynamo.http.server.limits import ConnectionCounts, HttpLimits
 from dynamo.http.server.paced_input import InputTurns
-from dynamo.http.server.protocol import (
-    BODY_BYTES_FREE,
-    LINGER_BYTES_MAX,
-    LINGER_IDLE_S,
-    PIPELINE_MAX,
-    SLICE_BYTES,
-    ConnectionCounts,
-    HttpProtocol,
-    as_lines,
-)
+from dynamo.http.server.protocol import BODY_BYTES_FREE, PIPELINE_MAX, SLICE_BYTES, HttpProtocol
 from dynamo.serving.choice import Frame
 from dynamo.serving.errors import ErrorAnswer
 
@@ -41,6 +36,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.unsent = 0
+        self.extra: dict[str, Any] = {}
         self.is_closed = False
         self.is_reading_paused = False
         self.has_ended = False
@@ -60,7 +56,7 @@ class Transport(asyncio.Transport):
         self.sent += bytes(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return self.extra.get(name, default)
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -80,11 +76,15 @@ class Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
 
 class Server:
     """One connection whose hot route keeps its exchanges."""
 
-    def __init__(self, limits: HttpLimits = LIMITS, **more: Any) -> None:
+    def __init__(self, limits: HttpLimits = LIMITS, extra: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """`extra`: the transport's extra information."""
         self.exchanges: list[Exchange] = []
         self.counts = ConnectionCounts(MetricsRegistry(), "p")
         routes = {
@@ -99,6 +99,7 @@ class Server:
         config.load()
         self.protocol = kind(config, ServerState(), {}, asyncio.get_running_loop())
         self.transport = Transport()
+        self.transport.extra |= extra or {}
         self.protocol.connection_made(self.transport)
         self.asgi_paths: list[str] = []
 
@@ -276,6 +277,133 @@ async def test_slow_reader_of_framed_text_is_disconnected(server: Server) -> Non
     server.exchanges[0].left()
     server.exchanges[0].write_framed(Frame(b"data: ", b"\n\n"), b"3")
     assert server.transport.sent == b""
+
+
+async def test_reader_that_catches_up_keeps_its_stream(server: Server) -> None:
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    server.protocol.pause_writing()
+    server.protocol.resume_writing()
+    server.transport.unsent = LIMITS.unsent_bytes + 1
+    server.exchanges[0].write_framed(Frame(b"data: ", b"\n\n"), b"2")
+    assert not server.transport.is_over
+
+
+class Socket:
+    """A pipe in place of a connection's socket."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        for end in (self.reader, self.writer):
+            os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        return self.writer
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 80
+
+    getpeername = getsockname
+
+    def received(self) -> bytes:
+        """Return all data in the pipe."""
+        with suppress(BlockingIOError):
+            return os.read(self.reader, 1 << 20)
+        return b""
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+@pytest.fixture
+def wire() -> Iterator[Socket]:
+    made = Socket()
+    yield made
+    made.close()
+
+
+def streaming(wire: Socket, **extra: Any) -> tuple[Server, Exchange]:
+    """Return a connection and an exchange whose stream has begun."""
+    server = Server(extra={"socket": wire, **extra})
+    server.protocol.data_received(REQUEST)
+    server.exchanges[0].write(b"data: 1\n\n")
+    server.transport.sent = b""
+    return server, server.exchanges[0]
+
+
+FRAME = Frame(b"data: ", b"\n\n")
+
+
+async def test_framed_text_goes_to_the_socket_while_the_transport_holds_nothing(wire: Socket) -> None:
+    server, exchange = streaming(wire)
+    server.transport.unsent = 1
+    exchange.write_framed(FRAME, b"2")
+    assert (wire.received(), server.transport.sent) == (b"", b"9\r\ndata: 2\n\n\r\n")
+    server.transport.unsent = 0
+    server.transport.sent = b""
+    exchange.write_framed(FRAME, b"3")
+    exchange.write_framed(FRAME, b"4")
+    assert (wire.received(), server.transport.sent) == (b"9\r\ndata: 3\n\n\r\n9\r\ndata: 4\n\n\r\n", b"")
+
+
+@pytest.mark.parametrize("write", [Exchange.probe, Exchange.comment])
+async def test_framed_text_after_another_write_waits_behind_it(wire: Socket, write: Callable[[Exchange], None]) -> None:
+    server, exchange = streaming(wire)
+    exchange.write_framed(FRAME, b"2")
+    assert wire.received()
+    write(exchange)
+    server.transport.unsent = 1
+    exchange.write_framed(FRAME, b"3")
+    assert not wire.received()
+    assert server.transport.sent == COMMENT + b"9\r\ndata: 3\n\n\r\n"
+
+
+async def test_text_that_a_full_socket_does_not_take_passes_to_the_transport_in_order(wire: Socket) -> None:
+    server, exchange = streaming(wire)
+    text = b"x" * 4000
+    for _ in range(40):
+        exchange.write_framed(FRAME, text)
+        server.transport.unsent = len(server.transport.sent)
+    assert server.transport.sent
+    whole = wire.received() + server.transport.sent
+    assert whole == b"%x\r\ndata: %b\n\n\r\n" % (len(text) + 8, text) * 40
+
+
+async def test_slow_reader_of_a_socket_is_disconnected_at_the_limit(wire: Socket) -> None:
+    server, exchange = streaming(wire)
+    while not server.transport.sent:
+        exchange.write_framed(FRAME, b"x" * 4000)
+    server.protocol.pause_writing()
+    server.transport.unsent = LIMITS.unsent_bytes + 1
+    exchange.write_framed(FRAME, b"x")
+    assert server.transport.is_over and server.counts.slow_readers.value == 1
+
+
+async def test_framed_text_of_a_tls_connection_goes_to_its_transport(wire: Socket) -> None:
+    server, exchange = streaming(wire, sslcontext=True)
+    exchange.write_framed(FRAME, b"2")
+    assert not wire.received() and server.transport.sent.endswith(b"data: 2\n\n\r\n")
+
+
+async def test_captured_response_contains_the_framed_text(wire: Socket) -> None:
+    server, exchange = streaming(wire)
+    capture = exchange.capture()
+    exchange.write_framed(FRAME, b"2")
+    assert not wire.received() and server.transport.sent.endswith(b"data: 2\n\n\r\n")
+    assert capture is exchange.transport
+
+
+@pytest.mark.parametrize("close", [Exchange.abort, Exchange.left, Exchange.end])
+async def test_nothing_is_written_to_the_socket_of_a_closed_response(
+    wire: Socket, close: Callable[[Exchange], None]
+) -> None:
+    _, exchange = streaming(wire)
+    exchange.write_framed(FRAME, b"2")
+    assert wire.received()
+    close(exchange)
+    exchange.write_framed(FRAME, b"3")
+    assert not wire.received()
 
 
 async def test_slow_response_does_not_time_out_its_request(server: Server) -> None:
@@ -632,9 +760,9 @@ async def test_refused_upload_is_drained_before_the_connection_closes(server: Se
     protocol: Any = server.protocol
     protocol.data_received(b"a" * 500 + REQUEST)
     assert not server.exchanges, "nothing more is read as a request"
-    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S - 1)
+    protocol.sweep(protocol._lingering.last_byte_at + LINGER_IDLE_S - 1)
     assert not server.transport.is_closed
-    protocol.sweep(protocol.lingered_at + LINGER_IDLE_S + 1)
+    protocol.sweep(protocol._lingering.last_byte_at + LINGER_IDLE_S + 1)
     assert server.transport.is_closed
 
 
@@ -707,10 +835,6 @@ async def test_half_closed_client_of_an_asgi_route_gets_its_response(server: Ser
     assert server.protocol.eof_received() is True
     await turns(5)
     assert server.transport.sent.startswith(b"HTTP/1.1 204 ") and server.transport.is_closed
-
-
-def test_headers_are_encoded_one_per_line() -> None:
-    assert as_lines([(b"a", b"1"), (b"b", b"2")]) == b"a: 1\r\nb: 2\r\n"
 
 
 async def test_requests_beyond_a_full_pipeline_are_parsed_when_it_empties(server: Server) -> None:

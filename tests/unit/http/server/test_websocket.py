@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.settle import turns, until
 
 from dynamo.http.server import websocket
+from dynamo.http.server.long_frames import LONG_BYTES
 from dynamo.http.server.paced_input import InputTurns
 from dynamo.http.server.websocket import Closing, Op, WebSocket, WebSocketMessage, accept_key
 
@@ -162,6 +163,21 @@ async def test_websocket_reads_messages_at_any_fragmentation_and_segmentation(
     for at in range(0, len(wire), step):
         socket.data_received(wire[at : at + step])
     assert handler.messages == sent
+    socket.connection_lost(None)
+
+
+async def test_long_frame_is_unmasked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from websockets import frames
+
+    sizes: list[int] = []
+    unmask = frames.apply_mask
+    monkeypatch.setattr(frames, "apply_mask", lambda data, mask: sizes.append(len(data)) or unmask(data, mask))
+    socket, _, handler = opened()
+    data = bytes(range(256)) * (10 * LONG_BYTES // 256)
+    socket.data_received(client_frame(Op.TEXT, data))
+    await until(lambda: handler.messages)
+    assert handler.messages == [WebSocketMessage(Op.TEXT, data)]
+    assert len(sizes) >= 10 and max(sizes) <= LONG_BYTES
     socket.connection_lost(None)
 
 

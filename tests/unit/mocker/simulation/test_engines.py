@@ -229,6 +229,7 @@ def test_remote_prefill_occupies_blocks_but_no_compute_time(name: EngineType) ->
     assert all(result.forward_pass.scheduled_requests.sum_prefill_tokens == 0 for result in driver.results)
     assert 40.0 < sequence.first_token_ms < 60.0
     assert len(sequence.owner.tokens) == 3
+    assert driver.machine.admitted_tokens == 0, "the share of reused tokens is that of computed prompts"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -241,6 +242,88 @@ def test_prefill_blocks_remain_allocated_until_released(name: EngineType) -> Non
     driver.machine.let_go(sequence)
     assert driver.machine.pool.used == 0
     driver.machine.validate()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_step_reserves_blocks_for_one_remote_prompt_unless_another_one_arrives(name: EngineType) -> None:
+    driver = Driver(engine(name))
+    driver.send_request(prompt(8), 20)
+    driver.step()
+    first, *others = (driver.send_request(prompt(8, 100 * one), 2, is_remote=True) for one in range(2, 6))
+    driver.step()
+    assert list(driver.machine.waiting) == others
+    driver.step()
+    assert list(driver.machine.waiting) == others[1:], "the next step reserves for the next one"
+    driver.machine.arrive(first, driver.now_ms)
+    driver.step()
+    assert not driver.machine.waiting
+    for one in others:
+        driver.machine.arrive(one, driver.now_ms)
+    driver.run()
+    assert all(one.owner.is_done for one in (first, *others))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_idle_rank_reserves_blocks_without_a_step(name: EngineType) -> None:
+    driver = Driver(engine(name))
+    for one in range(3):
+        driver.send_request(prompt(8, 100 * one), 2, is_remote=True)
+    driver.machine.reserve(5.0)
+    assert not driver.machine.waiting
+    assert driver.machine.is_idle
+    driver.send_request(prompt(8, 900), 2)
+    driver.machine.reserve(6.0)
+    assert len(driver.machine.waiting) == 1, "a prompt that is computed here needs a step"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rank_with_reserved_blocks_coasts_until_they_are_filled(name: EngineType) -> None:
+    driver = Driver(engine(name))
+    driver.send_request(prompt(8), 40)
+    driver.step()
+    remote = driver.send_request(prompt(8, 500), 2, is_remote=True)
+    driver.step()
+    driver.step()
+    assert driver.machine.steady_steps > 1
+    driver.machine.arrive(remote, driver.now_ms + 1.0)
+    assert driver.machine.steady_steps == 0
+    driver.step()
+    assert driver.machine.steady_steps == 0, "the blocks arrived during the step"
+
+
+def test_sglang_inserts_a_prompt_for_another_worker_into_its_tree_when_that_worker_has_it() -> None:
+    cached = {}
+    for name in NAMES:
+        driver = Driver(engine(name, max_num_batched_tokens=12, sglang=SglangRules(chunked_prefill_size=12)))
+        sent = driver.send_request(prompt(21), 1, stays=True)
+        driver.run()
+        before = driver.send_request(prompt(21), 1)
+        driver.run()
+        driver.machine.let_go(sent)
+        after = driver.send_request(prompt(21), 1)
+        driver.run()
+        cached[name] = before.cached_tokens, after.cached_tokens
+    assert cached == {"vllm": (20, 20), "trtllm": (20, 20), "sglang": (12, 20)}, "the first chunk is in the tree before"
+
+
+def test_sglang_ends_chunks_at_the_end_of_a_page_and_counts_whole_pages() -> None:
+    driver = Driver(engine("sglang", sglang=SglangRules(chunked_prefill_size=18)))
+    driver.send_request(prompt(5), 1)
+    driver.send_request(prompt(30, 500), 1)
+    driver.run()
+    computed = [result.forward_pass.scheduled_requests.sum_prefill_tokens for result in driver.results]
+    assert computed == [5 + 8, 16, 6], "5 tokens count as 8 of 18, and 10 are cut to 8"
+
+
+def test_time_of_a_step_follows_from_the_mean_lengths_of_its_prompts_in_whole_tokens() -> None:
+    driver = Driver(engine("vllm"))
+    driver.send_request(prompt(8), 1)
+    driver.run()
+    driver.send_request(prompt(17), 1)
+    driver.send_request(prompt(12, 500), 1)
+    step = driver.step()
+    assert step.forward_pass.scheduled_requests.sum_prefill_tokens == 9 + 12
+    assert step.duration_ms == Timing().prefill_ms(2 * (29 // 2 - 8 // 2)), "and not of 21 tokens"
 
 
 def test_trtllm_admits_only_requests_that_fit_until_their_end() -> None:

@@ -355,7 +355,7 @@ class Life(RuleBasedStateMachine):
             steps += 1
             assert steps < 5000, "it does not come to an end"
         assert self.machine.pool.used == 0
-        assert self.cache.keys() == set(self.machine.pool.inactive)
+        assert self.cache.keys() == self.machine.pool.inactive
         assert self.machine.load().active_prefill_tokens == 0
         for sequence in self.submitted:
             if sequence not in self.cancelled:

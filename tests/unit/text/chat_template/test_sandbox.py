@@ -6,19 +6,8 @@ from datetime import datetime
 import pytest
 from jinja2 import TemplateError
 
-from dynamo.text.chat_template.sandbox import (
-    FULL,
-    LONG,
-    QUICK,
-    Bounds,
-    Budget,
-    OverBudget,
-    TemplateRefused,
-    Unlisted,
-    environment,
-    may_be_local,
-    rendered,
-)
+from dynamo.text.chat_template.bounds import FULL, LONG, QUICK, Bounds, Budget, OverBudget, TemplateRefused, Unlisted
+from dynamo.text.chat_template.sandbox import environment, may_be_local, rendered
 
 SMALL = Budget(turns=10_000, chars=1 << 20, value_chars=1 << 16, seconds=10.0)
 SMALL_LOCAL = Budget(turns=10_000, chars=1 << 20, value_chars=1 << 16, seconds=10.0, is_local=True)
@@ -99,37 +88,8 @@ def test_template_sandbox_refuses_a_product_of_large_numbers(budget: Budget) -> 
         render("{% for a in range(40) %}{% set x = x * x %}{% endfor %}{{ x * x }}", budget, x=1 << 300)
 
 
-def test_template_sandbox_checks_its_deadline_within_loops_and_macros() -> None:
-    now = iter(range(0, 1000, 3))
-    bounds = Bounds(FULL, lambda: float(next(now)))
-    assert [bounds.loop([1]) for _ in range(3)] == [[1]] * 3
-    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
-        bounds.loop([1])
-    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
-        bounds.call()
-    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
-        bounds.charge(10_000)
-    long = Bounds(FULL, iter([0.0, 1.0, *[20.0] * 99]).__next__)
-    with pytest.raises(TemplateRefused, match="takes longer than 10 s"):
-        list(long.loop(range(100)))
-
-
 def test_template_sandbox_counts_iterations_of_loops_without_length() -> None:
     assert render("{% for a in values | select('odd') %}{{ a }}{% endfor %}", values=range(6)) == "135"
-    three = Budget(turns=2, chars=100, value_chars=100, seconds=1.0)
-    with pytest.raises(TemplateRefused, match="more than 2 steps"):
-        Bounds(three).loop([1, 2, 3])
-    values = Bounds(three).loop(iter([1, 2, 3]))
-    with pytest.raises(TemplateRefused):
-        list(values)
-
-
-def test_template_sandbox_bounds_the_total_number_of_characters() -> None:
-    bounds = Bounds(Budget(turns=2, chars=250, value_chars=100, seconds=1.0))
-    bounds.charge(100)
-    bounds.charge(100)
-    with pytest.raises(TemplateRefused, match="more than 250 characters in total"):
-        bounds.charge(100)
 
 
 @pytest.mark.parametrize("source", ["x" * 70_000, "{{ a == b }}" * 501, "{{ a in b }}" * 501])

@@ -14,18 +14,18 @@ def test_backend_names_are_those_of_the_encoders_best_first() -> None:
 @pytest.mark.parametrize(
     ("choice", "falls_back", "expected"),
     [
-        ("default", True, ("fastokens", "words")),
-        ("default", False, ("fastokens", "words")),
-        ("fastokens", True, ("fastokens", "words")),
+        ("default", True, ("compiled", "fastokens", "words")),
+        ("default", False, ("compiled", "fastokens", "words")),
+        ("fastokens", True, ("fastokens", "compiled", "words")),
         ("fastokens", False, ("fastokens",)),
-        ("basetenkenizer", True, ("fastokens", "words")),
+        ("basetenkenizer", True, ("compiled", "fastokens", "words")),
     ],
 )
 def test_tokenizer_backend_choice_is_tried_first(choice: str, falls_back: bool, expected: tuple[str, ...]) -> None:
     assert backends_wanted(choice, falls_back=falls_back) == expected
 
 
-@pytest.mark.parametrize("choice", ["basetenkenizer", "words", ""])
+@pytest.mark.parametrize("choice", ["basetenkenizer", "compiled", "words", ""])
 def test_tokenizer_backend_choice_that_is_unavailable_is_refused(choice: str) -> None:
     with pytest.raises(ConfigError, match="--tokenizer"):
         backends_wanted(choice, falls_back=False)

@@ -1,5 +1,7 @@
 """`fastokens` is used where it is installed and agrees, and never for texts on which it may differ."""
 
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -55,7 +57,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> type[FakeTokenizer]:
 
 
 def test_fast_tokens_encode_where_installed(double: type[FakeTokenizer], model_dir: Path) -> None:
-    tokenizer = Tokenizer.from_dir(str(model_dir))
+    tokenizer = Tokenizer.from_dir(str(model_dir), ["fastokens"])
     assert (tokenizer.backend, tokenizer.is_fast) == ("fastokens", True)
     text = "The worker asks the router. Быстрая лиса."
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
@@ -64,13 +66,13 @@ def test_fast_tokens_encode_where_installed(double: type[FakeTokenizer], model_d
 
 
 def test_fast_tokens_add_bos(double: type[FakeTokenizer], model_dirs: dict[str, Path]) -> None:
-    tokenizer = Tokenizer.from_dir(str(model_dirs["llama"]))
+    tokenizer = Tokenizer.from_dir(str(model_dirs["llama"]), ["fastokens"])
     assert tokenizer.encode("hello", add_special_tokens=True) == tokenizer.encode_by_library("hello", True)
 
 
 @pytest.mark.parametrize("text", ["'\u017f", "\U0001fae8", "\u0378"])
 def test_fast_tokens_skip_unsettled_text(double: type[FakeTokenizer], model_dir: Path, text: str) -> None:
-    tokenizer = Tokenizer.from_dir(str(model_dir))
+    tokenizer = Tokenizer.from_dir(str(model_dir), ["fastokens"])
     assert tokenizer.encode(text) == tokenizer.encode_by_library(text)
     assert text not in double.last.received_requests
 
@@ -79,7 +81,7 @@ def test_fast_tokens_fall_back_where_results_differ(
     double: type[FakeTokenizer], model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     double.is_wrong = True
-    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+    assert Tokenizer.from_dir(str(model_dir), ["fastokens", "words"]).backend == "words"
     assert "fastokens is not used: its result differs from tokenizers" in caplog.text
 
 
@@ -90,12 +92,12 @@ def test_fast_tokens_fall_back_where_the_file_is_unreadable(
         raise ValueError("unsupported pre-tokenizer")
 
     monkeypatch.setattr(double, "from_json_str", fail)
-    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+    assert Tokenizer.from_dir(str(model_dir), ["fastokens", "words"]).backend == "words"
 
 
 def test_fast_tokens_fall_back_where_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert Tokenizer.from_dir(str(model_dir)).backend == "words"
+    assert Tokenizer.from_dir(str(model_dir), ["fastokens", "words"]).backend == "words"
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +143,34 @@ def test_unsettled_character_in_a_long_text_is_found(model_dir: Path, monkeypatc
         text = "é" * place + "\u0378" + "é" * (12 - place)
         assert encoder.encode(text, 1000) is None, place
     assert encoder.encode("é" * 13, 1000) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "set_to"), [({}, [("FASTOKENS_BPE_THREADS", "1")]), ({"FASTOKENS_BPE_THREADS": "4"}, [])]
+)
+def test_library_uses_one_thread_unless_its_variable_is_set(
+    double: type[FakeTokenizer], model_dir: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str], set_to: object
+) -> None:
+    monkeypatch.delenv("FASTOKENS_BPE_THREADS", raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    put: list[tuple[str, str]] = []
+    fast_tokens_for((model_dir / "tokenizer.json").read_bytes(), lambda name, value: put.append((name, value)))
+    assert put == set_to
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_long_text_starts_no_thread_of_the_library(model_dir: Path) -> None:
+    pytest.importorskip("fastokens")
+    code = f"""
+import os
+from dynamo.text.tokenizer.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_dir({str(model_dir)!r}, ["fastokens"])
+assert tokenizer.backend == "fastokens"
+before = len(os.listdir("/proc/self/task"))
+tokenizer._encoder.encode("The worker asks the router for a block of words. " * 10_000, 1 << 20)
+print(before, len(os.listdir("/proc/self/task")))
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "FASTOKENS_BPE_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "1 1\n"

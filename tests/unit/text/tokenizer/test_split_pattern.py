@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def test_split_pattern_splits_settled_characters_like_the_library(model_dirs: di
     assert source is not None
     pattern = split_pattern.settled_pattern(source)
     assert pattern is not None
-    text = "\n".join(f" {char}a{char}1'{char}" for char in map(chr, sorted(split_pattern.settled())))
+    settled = (chr(code) for span in split_pattern.settled() for code in span)
+    text = "\n".join(f" {char}a{char}1'{char}" for char in settled)
     library = pre_tokenizers.Split(Regex(source), "isolated")
     assert pattern.findall(text) == [piece for piece, _ in library.pre_tokenize_str(text)]
 
@@ -50,3 +52,10 @@ def test_split_pattern_excludes_surrogates_and_unassigned_characters() -> None:
     assert split_pattern.unsettled().search("\u0378")
     assert split_pattern.unsettled().search(chr(sys.maxunicode))
     assert not split_pattern.unsettled().search("plain text, naïve café 日本 😀")
+
+
+def test_settled_characters_are_few_separate_spans_in_ascending_order() -> None:
+    spans = split_pattern.settled()
+    assert len(spans) < 1000
+    assert sum(map(len, spans)) > 50_000
+    assert all(before.stop < after.start for before, after in pairwise(spans))

@@ -212,7 +212,7 @@ def test_tokenizer_reads_a_file_without_its_vocabulary_and_the_vocabulary_where_
         spec_of(b"[1]", "tokenizer.json")
 
 
-@pytest.mark.parametrize("backends", [[], ["words"], ["fastokens"]])
+@pytest.mark.parametrize("backends", [[], ["words"], ["fastokens"], ["compiled"]])
 def test_tokenizer_ids_of_a_long_text_equal_those_of_the_library(
     model_dirs: dict[str, Path], backends: list[str]
 ) -> None:

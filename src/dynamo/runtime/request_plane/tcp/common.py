@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
 from typing import cast
+
+from msgspec import Struct, field
 
 from dynamo.core.metrics import MetricsRegistry
 from dynamo.runtime.request_plane.tcp.tls import TcpTls
@@ -16,8 +17,7 @@ ROUNDTRIP_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 """Upstream's buckets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpLimits:
+class TcpLimits(Struct, frozen=True, kw_only=True):
     """Size and time limits of the TCP plane; the defaults are Dynamo's."""
 
     message_bytes_max: int = 32 << 20
@@ -41,8 +41,7 @@ NO_VALID_FRAME_HINT = ", before any valid frame; set the same DYN_TCP_TLS_* for 
 """Hint for connections that close before any valid frame: a TLS server closes connections without a handshake."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpOptions:
+class TcpOptions(Struct, frozen=True, kw_only=True):
     """Addresses to listen on, limits and TLS."""
 
     host: str = ""

@@ -6,7 +6,8 @@ the response connection: the roles are reversed, so that a process with released
 
 import logging
 import ssl
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from dynamo.core.errors import ConfigError
 from dynamo.core.tls import PemFile, TlsIdentity, check_pair, client_context, server_context
@@ -16,8 +17,7 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpTlsFiles:
+class TcpTlsFiles(Struct, frozen=True, kw_only=True):
     """TLS settings as given; an empty text is unset."""
 
     cert_path: str = ""
@@ -31,8 +31,7 @@ class TcpTlsFiles:
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpTls:
+class TcpTls(Struct, frozen=True, kw_only=True):
     """TLS contexts of the connections; without contexts connections are plain TCP."""
 
     server: ssl.SSLContext | None = None

@@ -1,9 +1,9 @@
 """The TCP plane's addresses."""
 
 import asyncio
-import dataclasses
 import ipaddress
 
+import msgspec
 import pytest
 
 from dynamo.runtime.request_plane.base import Target
@@ -49,7 +49,7 @@ async def test_tcp_plane_switches_from_upstream_to_batched_framing() -> None:
     await worker.listen()
     address, _, path = (worker.address("1/ns/worker/generate").tcp or "").partition("/")
     source = Target(1, address, path, "msgpack", is_batched=False)
-    ours = dataclasses.replace(source, is_batched=True, has_pulse=True)
+    ours = msgspec.structs.replace(source, is_batched=True, has_pulse=True)
     await caller.connect(source)
     await caller.connect(ours)
     kinds = {type(link) for link in caller._links.values()}

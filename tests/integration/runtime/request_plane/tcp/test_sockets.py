@@ -5,11 +5,11 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.certificates import Certificates
 from tests.settle import until
 

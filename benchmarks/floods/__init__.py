@@ -1,0 +1,1 @@
+"""Floods: delays of other clients' tokens while one client sends the largest possible requests (`python -m benchmarks.floods`)."""
