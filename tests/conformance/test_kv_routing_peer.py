@@ -42,8 +42,13 @@ def released_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack
 
 
 def models(stack: Stack) -> int:
+    return len(instances(stack))
+
+
+def instances(stack: Stack) -> list[int]:
+    """Return the ids of the workers that the frontend knows."""
     status, health = stack.send_request("GET", "/health")
-    return len(health["instances"]) if status == 200 else 0
+    return [one["instance_id"] for one in health["instances"]] if status == 200 else []
 
 
 def until(is_true: Callable[[], bool], what: str) -> None:
@@ -148,17 +153,24 @@ async def test_router_recovers_missed_events_from_released_workers(
             except TimeoutError:
                 raise AssertionError(what) from None
 
+        workers = await asyncio.to_thread(instances, released_workers)
+
+        async def prompts_to_each(first: int, count: int) -> None:
+            """Send each worker as many prompts; the router could choose one of them for all."""
+            for number in range(first, first + count):
+                for worker in workers:
+                    await asyncio.to_thread(chat, released_workers, number, worker)
+
+        await prompts_to_each(200, 1)
         await until_settled("what they held before is not known")
         is_deaf = True
-        for number in range(200, 206):
-            await asyncio.to_thread(chat, released_workers, number)
+        await prompts_to_each(201, 3)
         async with asyncio.timeout(TIMEOUT_S):
             while missed < 6:  # noqa: ASYNC110 - other processes tell it
                 await asyncio.sleep(0.02)
         assert not await settled()
         is_deaf = False
-        for number in range(206, 214):
-            await asyncio.to_thread(chat, released_workers, number)
+        await prompts_to_each(204, 2)
         await until_settled("what was missed is not known")
         assert "dynamo_router_kv_event_gaps_total 0" not in runtime.metrics.render()
         router.machine.validate()
