@@ -22,6 +22,7 @@ from dynamo.core.errors import ConfigError, StartupError
 from dynamo.core.hosts import is_loopback
 from dynamo.core.interpreter import configure_interpreter
 from dynamo.core.listening import bind
+from dynamo.core.memory import trim_memory
 from dynamo.core.parent import die_with_parent
 from dynamo.core.tasks import TaskOwner
 from dynamo.frontend.config import FOLDER_VARIABLE, INDEX_VARIABLE, FrontendConfig, api_keys, check_platform, read
@@ -180,6 +181,7 @@ async def serve(config: FrontendConfig, listener: socket.socket, plan: HttpPlan)
     if kserve is not None:
         await kserve.start()
     configure_interpreter()
+    trim_memory()  # The import of modules needs more memory than they keep.
     host, port = listener.getsockname()[:2]
     await publish_metrics_address(config, runtime, host, port, is_tls=plan.tls is not None)
     if config.mode == "kv":

@@ -308,6 +308,11 @@ def chosen_tool(choice: str | dict[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def is_call_forced(request: "ChatCompletionRequest") -> bool:
+    """Return whether the answer must be a tool call."""
+    return request.tool_choice == "required" or chosen_tool(request.tool_choice) is not None
+
+
 def _check_thinking(thinking: bool | dict[str, Any]) -> None:
     if isinstance(thinking, dict) and thinking.get("type") not in ("enabled", "disabled", "adaptive"):
         _invalid("`thinking.type` must be `enabled`, `disabled`, or `adaptive`", "thinking")

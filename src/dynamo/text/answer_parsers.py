@@ -12,9 +12,8 @@ from dynamo.parsers.base import ContentDelta, Event, Parser, ReasoningFamily, To
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest
-from dynamo.protocols.openai_ranges import chosen_tool
+from dynamo.protocols.openai_ranges import chosen_tool, is_call_forced
 from dynamo.text.answer_parsing import Reading, ThoughtsFirst
-from dynamo.text.guided import is_call_forced
 
 if TYPE_CHECKING:
     from dynamo.text.tokenizer.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from dynamo.model_card.tool_call_tags import AllowedCalls, TaggedTool, TagPolicy
 from dynamo.protocols.engine import GuidedDecoding
 from dynamo.protocols.model_card import RuntimeConfig
 from dynamo.protocols.openai import ChatCompletionRequest, CommonRequest
-from dynamo.protocols.openai_ranges import chosen_tool
+from dynamo.protocols.openai_ranges import chosen_tool, is_call_forced
 from dynamo.text.strict_schemas import check_strict
 
 SCHEMA_BYTES_MAX = 1 << 18  # Far above any hand-written schema.
@@ -62,11 +62,6 @@ def guided_decoding(request: CommonRequest, config: RuntimeConfig) -> GuidedDeco
     if requested is not None or not request.tools or request.tool_choice == "none":
         return requested
     return _free_calls(request, config)
-
-
-def is_call_forced(request: ChatCompletionRequest) -> bool:
-    """Return whether the answer must be a tool call."""
-    return request.tool_choice == "required" or chosen_tool(request.tool_choice) is not None
 
 
 def form_bytes(request: CommonRequest) -> int:

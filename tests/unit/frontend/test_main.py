@@ -8,10 +8,10 @@ DEFERRED = (
     "nats", "opentelemetry", "dynamo.grpc", "dynamo.cpu", "dynamo.text.preprocessor", "dynamo.text.tokenizer.tokenizer", "jinja2",
     "click", "multiprocessing", "statistics", "dynamo.core.supervisor", "dynamo.protocols.planner", "dynamo.http.client", "dynamo.kv_router.decision",
     "dynamo.mocker", "dynamo.planner", "dynamo.profiler", "dynamo.operator", "blake3", "importlib.resources", "zipfile",
-    "dynamo.api.batches.runner", "dynamo.api.batches.slots", "dynamo.api.batches.store", "dynamo.serving.request_trace.trace", "gzip",
+    "dynamo.api.batches.runner", "dynamo.api.batches.slots", "dynamo.api.batches.store", "dynamo.serving.request_trace.trace", "gzip", "dynamo.text.guided", "dynamo.api.responses.directory_store",
 )  # fmt: skip
-MODULES_MAX = 526
-"""Modules after the import, those of Python's own start included; 521 when this was written."""
+MODULES_MAX = 522
+"""Modules after the import, those of Python's own start included; 517 when this was written."""
 
 
 def test_frontend_imports_only_what_the_first_answer_needs() -> None:

@@ -14,7 +14,6 @@ from dynamo.api.content_blocks import undecoded, whole_body
 from dynamo.api.responses.archive import PAGE, ResponseArchive, page_of, previous_not_found
 from dynamo.api.responses.compaction import SUMMARY_REQUEST, SUMMARY_TOKENS_MAX, compacted
 from dynamo.api.responses.convert import PARAMETERS, check_results, to_response, wants_logprobs
-from dynamo.api.responses.directory_store import DirectoryStore
 from dynamo.api.responses.echo import RequestEcho, echo_of, is_long_echo
 from dynamo.api.responses.fitting import fitting_chat
 from dynamo.api.responses.ids import new_response_id
@@ -137,6 +136,8 @@ def open_store(options: ApiOptions, dropped: Dropped) -> ResponseStore | None:
         return None
     if options.responses_store == MEMORY:
         return MemoryResponseStore(options.responses_limits, dropped)
+    from dynamo.api.responses.directory_store import DirectoryStore
+
     return DirectoryStore(options.responses_store, options.responses_limits, dropped)
 
 
