@@ -46,7 +46,7 @@ def models(stack: Stack) -> int:
 
 
 def instances(stack: Stack) -> list[int]:
-    """Return the ids of the workers that the frontend knows."""
+    """Return the ids of the workers behind the frontend."""
     status, health = stack.send_request("GET", "/health")
     return [one["instance_id"] for one in health["instances"]] if status == 200 else []
 
