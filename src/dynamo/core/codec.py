@@ -35,6 +35,28 @@ def msgpack_decoder(kind: type[T]) -> "msgspec.msgpack.Decoder[T]":
     return msgspec.msgpack.Decoder(kind)
 
 
+def encode_client_json(value: Any) -> bytes:
+    """Encode a value that contains JSON of a client as msgpack; integers that msgpack cannot represent become floating-point numbers.
+
+    Schemas may have such bounds, and Rust's serde_json reads them as doubles. Raises `OverflowError` for one beyond a double.
+    """
+    try:
+        return msgpack_encode(value)
+    except OverflowError:
+        return msgpack_encode(_with_doubles(msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview))))
+
+
+def _with_doubles(value: Any) -> Any:
+    """Return plain values in which integers of more than 64 bits are floating-point numbers."""
+    if isinstance(value, dict):
+        return {name: _with_doubles(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_doubles(one) for one in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value)
+    return value
+
+
 def encode(value: Any, codec: str) -> bytes:
     """Encode a value in the named codec. Raises `InvalidArgument` for an unknown codec or an unsupported value."""
     try:

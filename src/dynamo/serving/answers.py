@@ -31,6 +31,9 @@ from dynamo.text.answer_parsing import Reading
 
 logger = logging.getLogger(__name__)
 
+EXPECTED = (DynamoException, OverflowError)
+"""Errors of requests and workers; any other one is a defect and logged with its traceback. `OverflowError`: see `answer_to`."""
+
 FREED_HERE_TOKENS = 1 << 16  # Prompts of more tokens are freed in a thread: a million takes 8 ms.
 
 JOINED_BYTES = 64 << 10
@@ -166,7 +169,7 @@ class BaseAnswer(abc.ABC):
         if self.is_over:
             return
         self.is_over = True
-        if not isinstance(error, DynamoException):
+        if not isinstance(error, EXPECTED):
             logger.error("request failed", exc_info=error)
         response = answer_to(error)
         with self._closing(response.label, error):

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.core.codec import decode, json_encode, msgpack_encode
+from dynamo.core.codec import decode, encode_client_json, json_encode
 from dynamo.core.errors import DynamoException, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.parsers.base import ContentDelta
@@ -170,7 +170,7 @@ class TextCompletionAnswer(ForwardedAnswer):
         self, call: CompletionCall, state: RequestState, closed: Closed, *, model: ServedModel, tasks: TaskOwner
     ) -> None:
         fields = {name: value for name, value in msgspec.to_builtins(call.request).items() if value is not None}
-        super().__init__(call, state, closed, model=model, tasks=tasks, request=msgpack_encode(fields))
+        super().__init__(call, state, closed, model=model, tasks=tasks, request=encode_client_json(fields))
         self._caller = call
         self._chunks: list[dict[str, Any]] = []
         self.is_whole = not self._is_stream

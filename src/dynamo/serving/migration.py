@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from dynamo.core.amortized import SingleTurns
 from dynamo.core.clock import Clock, SystemClock
-from dynamo.core.codec import msgpack_encode
+from dynamo.core.codec import encode_client_json
 from dynamo.core.errors import CannotConnect, CannotResume, WorkerUnavailable
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.runtime.request_plane.base import Call, Item, Receiver
@@ -248,7 +248,7 @@ class Dispatch:
             self._routing_request(), self._request_id, self._generation, exclude, self._metadata
         )
         if found is None:
-            self._body = msgpack_encode(request)
+            self._body = encode_client_json(request)
             return self._model.bound(request, exclude) if self._chosen is None else self._chosen
         served, decision = found
         self._booked = served.kv
@@ -258,7 +258,7 @@ class Dispatch:
         routing, dp_rank = request.routing, decision.dp_rank
         routing = Routing(dp_rank=dp_rank) if routing is None else msgspec.structs.replace(routing, dp_rank=dp_rank)
         request = msgspec.structs.replace(request, routing=routing)
-        self._body = msgpack_encode(request if served.kv is None else served.kv.hinted(request, decision))
+        self._body = encode_client_json(request if served.kv is None else served.kv.hinted(request, decision))
         return decision.worker_id
 
     def _outgoing_request(self) -> PreprocessedRequest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo.core import tracing
 from dynamo.core.boundaries import ErrorBoundary, logged
-from dynamo.core.codec import msgpack_encode
+from dynamo.core.codec import encode_client_json
 from dynamo.core.errors import DynamoException, EngineShutdown, ResponseTimeout
 from dynamo.core.logging import current_request, lifecycle, log_fields, scope_fields
 from dynamo.core.tasks import TaskOwner
@@ -236,7 +236,7 @@ class OpenRequests:
                 )
             else:
                 await model.send(
-                    msgpack_encode(ahead),
+                    encode_client_json(ahead),
                     NullReceiver(),
                     request_id=new_id(),
                     instance_id=generation.worker_id,

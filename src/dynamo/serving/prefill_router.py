@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dynamo.core.boundaries import Rollback
-from dynamo.core.codec import msgpack_encode
+from dynamo.core.codec import encode_client_json
 from dynamo.core.config import setting
 from dynamo.core.errors import (
     Cancelled,
@@ -231,7 +231,7 @@ class DisaggregatedDispatch(Dispatch):
             try:
                 self._check_wanted()
                 call = await phase.served.send(
-                    msgpack_encode(request),
+                    encode_client_json(request),
                     phase,
                     request_id=self._request_id,
                     instance_id=phase.instance_id,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from dynamo.core.boundaries import ErrorBoundary
-from dynamo.core.codec import decode, json_decode, json_encode, msgpack_encode
+from dynamo.core.codec import decode, encode_client_json, json_decode, json_encode
 from dynamo.core.errors import DynamoException, NotFound, StreamIncomplete, Unknown
 from dynamo.core.tasks import TaskOwner
 from dynamo.parsers.base import CallArguments, CallBegin, ContentDelta, Event, ReasoningDelta
@@ -475,7 +475,7 @@ def _last(chunks: list[dict[str, Any]], key: str) -> Any:
 
 def _as_msgpack(body: bytes) -> bytes:
     """Return a request, already decoded once, in the encoding for workers."""
-    return msgpack_encode(json_decode(body))
+    return encode_client_json(json_decode(body))
 
 
 def rewritten(
@@ -488,7 +488,7 @@ def rewritten(
     if "messages" in fields_set:
         fields_set["messages"] = [given(message) for message in fields_set["messages"]]
     body = partial(surface.body, response_id, model, created)
-    return msgpack_encode(fields_set), TextWriter(surface.chunks(response_id, model, created), body)
+    return encode_client_json(fields_set), TextWriter(surface.chunks(response_id, model, created), body)
 
 
 def given(fields: dict[str, Any]) -> dict[str, Any]:

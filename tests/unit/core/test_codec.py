@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.core.codec import decode, encode, json_decoder, msgpack_decoder
+from dynamo.core.codec import decode, encode, encode_client_json, json_decoder, msgpack_decode, msgpack_decoder
 from dynamo.core.errors import InvalidArgument
 
 VALUES = st.recursive(
@@ -64,3 +64,29 @@ def test_codec_caches_decoders() -> None:
 def test_codec_reports_random_bytes_as_invalid_input(data: bytes, codec: str) -> None:
     with pytest.raises(InvalidArgument):
         decode(data, codec)
+
+
+class Form(msgspec.Struct, omit_defaults=True):
+    schema: object
+    tokens: list[int] = []
+    extra: bytes = b""
+
+
+@given(value=VALUES)
+def test_client_json_is_encoded_as_any_value(value: object) -> None:
+    assert encode_client_json(value) == encode(value, "msgpack")
+
+
+def test_client_json_with_integers_beyond_64_bits_has_doubles_as_rust_reads_them() -> None:
+    form = Form(
+        {"maximum": 2**64, "minimum": -(2**63) - 1, "enum": [2**64 - 1, -(2**63), True, 1.5, "x", None]}, extra=b"\xff"
+    )
+    assert msgpack_decode(encode_client_json(form)) == {
+        "schema": {"maximum": 2.0**64, "minimum": -(2.0**63), "enum": [2**64 - 1, -(2**63), True, 1.5, "x", None]},
+        "extra": b"\xff",
+    }
+
+
+def test_client_json_with_an_integer_beyond_a_double_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        encode_client_json([10**400])

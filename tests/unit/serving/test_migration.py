@@ -12,7 +12,7 @@ from msgspec import UNSET
 from tests.settle import turns, until
 
 from dynamo.core.clock import ManualClock
-from dynamo.core.codec import msgpack_decoder, msgpack_encode
+from dynamo.core.codec import encode_client_json, msgpack_decoder
 from dynamo.core.errors import (
     CannotConnect,
     Disconnected,
@@ -114,7 +114,7 @@ class Worker:
             if count == limit - 1:
                 usage = CompletionUsage(len(request.token_ids), limit, len(request.token_ids) + limit)
                 receiver.on_item(
-                    Item(msgpack_encode(EngineOutput([token], 0, finish_reason="length", completion_usage=usage)))
+                    Item(encode_client_json(EngineOutput([token], 0, finish_reason="length", completion_usage=usage)))
                 )
             else:
                 receiver.on_token(token)
@@ -575,9 +575,9 @@ async def test_long_prompts_are_routed_and_packed_in_turns_of_their_own(monkeypa
 
     def packed(request: PreprocessedRequest) -> bytes:
         seen.append(turn)
-        return msgpack_encode(request)
+        return encode_client_json(request)
 
-    monkeypatch.setattr(migration, "msgpack_encode", packed)
+    monkeypatch.setattr(migration, "encode_client_json", packed)
     sends = [asyncio.ensure_future(Scene([], worker=Chosen([])).dispatch.send()) for _ in range(3)]
     while not all(one.done() for one in sends):
         await turns()
