@@ -14,12 +14,15 @@ from tests.integration.clients import environments
 pytestmark = [pytest.mark.integration, pytest.mark.clients]
 
 HERE = Path(__file__).parent
-DEADLINE_S = 300.0
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance",
 )  # fmt: skip
-EXAMPLES = 10
+EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))
+"""Random examples of each operation."""
+CHOICE = ["--generation-deterministic"] if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else []
+"""CI sends the same examples every time, as its other property tests do; elsewhere every run sends others."""
+DEADLINE_S = 30.0 * max(10, EXAMPLES)
 OPERATIONS_MIN, CASES_MIN = 29, 1000
 ANSWERED = ("chat_completions", "completions", "embeddings", "responses", "anthropic_messages")
 
@@ -42,6 +45,7 @@ def test_responses_conform_to_the_openapi_document(cluster: Cluster, tmp_path: P
         str(environments.HOME / "schemathesis" / "bin" / "st"), "run", f"http://127.0.0.1:{cluster.port}/openapi.json",
         "--checks", ",".join(CHECKS), "--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing",
         "--workers", "1", "--continue-on-failure", "--suppress-health-check", "all", "--no-color",
+        *CHOICE,
     ]  # fmt: skip
     hooks = {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(HERE / "clients")}
     done = subprocess.run(
