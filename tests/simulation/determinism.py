@@ -4,6 +4,7 @@ Production code is not changed for it: clock, entropy and the order of sets are 
 """
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -96,6 +97,7 @@ WEAK_SETS = (dynamo.runtime.discovery.base, dynamo.runtime.discovery.memory)
 
 _real_load = dynamo.serving.served_model.load
 _real_make_card = dynamo.backend.card.make_card
+_real_urandom = os.urandom
 _loaded: dict[str, Any] = {}
 _cards: dict[str, Any] = {}
 
@@ -104,7 +106,8 @@ def load_once(card: Any, *sources: Any) -> Any:
     """Cache a card's preprocessor, a pure function of its files, across seeds."""
     key = dynamo.serving.models.mdc_sum(card)
     if key not in _loaded:
-        _loaded[key] = _real_load(card, *sources)
+        with _own_entropy():
+            _loaded[key] = _real_load(card, *sources)
     return _loaded[key]
 
 
@@ -112,8 +115,18 @@ def make_card_once(options: Any, config: Any) -> Any:
     """Cache a worker's card across seeds."""
     key = repr((options, config))
     if key not in _cards:
-        _cards[key] = _real_make_card(options, config)
+        with _own_entropy():
+            _cards[key] = _real_make_card(options, config)
     return _cards[key]
+
+
+@contextlib.contextmanager
+def _own_entropy() -> Iterator[None]:
+    """Let what only the first seed of a process does use no entropy of that seed."""
+    before = random.getstate()
+    with mock.patch.object(os, "urandom", _real_urandom):
+        yield
+    random.setstate(before)
 
 
 class LogKeeper(logging.Handler):
@@ -137,6 +150,11 @@ def determinism(loop: SimLoop, seed: int, keep: Callable[[logging.LogRecord], No
     level, propagate = logger.level, logger.propagate
     keeper = LogKeeper(keep)
     with contextlib.ExitStack() as stack:
+        if (
+            gc.isenabled()
+        ):  # A collection ends generators and tasks that are in a cycle, at a time that no seed determines.
+            gc.disable()
+            stack.callback(gc.enable)
         stack.callback(random.setstate, before)
         patch = stack.enter_context
         random.seed(entropy.random())

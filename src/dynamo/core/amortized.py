@@ -18,10 +18,10 @@ CHEAP_S = 0.0005
 class AmortizedValue(Generic[T]):
     """A value that is computed at each use while that is cheap; otherwise it is kept for ten times as long as it took."""
 
-    def __init__(self, compute: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock`: the time in seconds."""
+    def __init__(self, compute: Callable[[], T], clock: Callable[[], float] | None = None) -> None:
+        """`clock`: the time in seconds, by default `time.perf_counter`."""
         self._compute = compute
-        self._clock = clock
+        self._clock = clock or time.perf_counter
         self._value: T
         self._fresh_until = float("-inf")
 
@@ -71,10 +71,10 @@ class SingleTurns:
 class AmortizedUpdate:
     """An update that is run at each request while that is cheap; otherwise requests are merged and delayed."""
 
-    def __init__(self, update: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock`: the time in seconds."""
+    def __init__(self, update: Callable[[], object], clock: Callable[[], float] | None = None) -> None:
+        """`clock`: the time in seconds, by default `time.perf_counter`."""
         self._update = update
-        self._clock = clock
+        self._clock = clock or time.perf_counter
         self._next_at = float("-inf")
         self._pending: asyncio.TimerHandle | None = None
 

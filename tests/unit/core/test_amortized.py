@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 
 import pytest
@@ -118,3 +119,17 @@ async def test_amortized_update_does_not_run_once_closed() -> None:
     assert not update.is_pending
     update.close()
     assert work.count == 1
+
+
+def test_the_clock_is_the_one_in_force_when_the_object_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[float] = []
+
+    def read() -> float:
+        reads.append(0.0)
+        return 0.0
+
+    monkeypatch.setattr(time, "perf_counter", read)
+    AmortizedValue(lambda: None).get()
+    of_value = len(reads)
+    AmortizedUpdate(lambda: None).request()
+    assert 0 < of_value < len(reads)
