@@ -8,7 +8,6 @@ its progress when the next decision needs it.
 """
 
 import asyncio
-import logging
 import random
 import threading
 import time
@@ -25,7 +24,6 @@ from dynamo.kv_events.forward_pass import PaceListener
 from dynamo.kv_events.subscriber import KvView
 from dynamo.kv_router.config import RoutingConfig
 from dynamo.kv_router.policy import PolicyProfile
-from dynamo.kv_router.predicted import Predicted
 from dynamo.kv_router.queue import QUEUE_TIMEOUT_S
 from dynamo.kv_router.router import Decision, Explanation, Rank, Router, RouteRequest, WorkerFacts
 from dynamo.kv_router.runs import pack
@@ -33,6 +31,7 @@ from dynamo.kv_router.tracking import KEYED, TrackingKey, read_key
 from dynamo.protocols.discovery import EndpointId
 from dynamo.protocols.engine import PrefillResult, PreprocessedRequest
 from dynamo.protocols.model_card import ModelDeploymentCard
+from dynamo.routing.event_check import EventCheck
 from dynamo.routing.kv_peers import hint_of, peers_of, with_hint
 from dynamo.routing.metrics import KvRouterMetrics, SharedCacheMetrics
 from dynamo.routing.remote_indexer import RemoteIndexer
@@ -45,14 +44,11 @@ from dynamo.runtime.metric_labels import worker_labels
 from dynamo.text.multimodal.routing_hashes import hashes_of, media_of
 from dynamo.tokens.hashing import packed_block_hashes, packed_sequence_hashes, seed_of
 
-logger = logging.getLogger(__name__)
-
 POLICY_CLASS = "policy-class"
 """Context metadata key of a request's policy class (header `x-dynamo-meta-policy-class`)."""
 
 POLL_S = 0.005  # Interval of admission checks while requests wait.
 SYNC_POLL_S = 0.01  # With replica sync: maximum delay until other routers receive a first token.
-SILENT_S = 10.0  # A worker with KV events publishes its first event well before.
 
 
 class RequestProgress(Protocol):
@@ -133,7 +129,6 @@ class KvPushRouter:
         self._lengths: dict[str, RequestProgress] = {}
         """With the latency-based cost function: requests whose output lengths are learned at their end."""
         self._tasks = TaskOwner(f"kv router of {endpoint}")
-        self._endpoint = endpoint
         self._metrics = KvRouterMetrics(runtime.metrics, name, endpoint, runtime.instance_id, self.machine, worker_type)
         self._prefilling: dict[str, RequestProgress] = {}
         self._refreshed_s = 0.0
@@ -143,10 +138,7 @@ class KvPushRouter:
         self._waiting: dict[str, tuple[asyncio.Future[Decision], RequestProgress]] = {}
         self._poller: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._alone_since: float | None = None
-        self._configured = self.machine.predicted
-        self._without_events: set[int] = set()
-        """Present workers that were reported because their cards state that they publish no KV events."""
+        self._event_check = EventCheck(endpoint, self.machine, self.view, self._metrics.silent_workers, self._clock)
         self._is_prepared = False
         """Whether the code for many ranks is imported, or being imported."""
         self._queue_timeout_s = setting("DYN_ROUTER_QUEUE_TIMEOUT_SECS", QUEUE_TIMEOUT_S, float)
@@ -195,7 +187,7 @@ class KvPushRouter:
         """Whether cache contents are predicted, by configuration or because workers publish no KV events."""
         if self.remote is not None:
             return False
-        return self.view is None or self.machine.predicted is not self._configured
+        return self.view is None or self._event_check.is_predicting
 
     # Instances.
 
@@ -205,7 +197,7 @@ class KvPushRouter:
         self._peers = peers_of(cards)
         self.set_facts([facts_of(worker_id, card) for worker_id, card in cards.items()])
         if self.config.use_kv_events:
-            self._report_without_events(cards)
+            self._event_check.report(cards)
 
     def hinted(self, request: PreprocessedRequest, decision: Decision) -> PreprocessedRequest:
         """Return the request for the chosen worker, with a hint to a peer that has more of its blocks, if any."""
@@ -220,7 +212,7 @@ class KvPushRouter:
         for card in known:
             self.model_name, self.is_eagle = card.display_name, card.runtime_config.enable_eagle
         if self.model_name:
-            self._metrics.set_model(self.model_name, self._endpoint)
+            self._metrics.set_model(self.model_name, self.endpoint)
             if self.sync is not None:
                 self.sync.set_model(self.model_name, self._metrics.worker_type)
         if self.shared is not None:
@@ -277,7 +269,7 @@ class KvPushRouter:
         if self.remote is not None:
             await self.know(route_request)
         self.refresh()
-        self._check_sources()
+        self._event_check.check()
         self.prepare(route_request)
         now, lookup = self._clock.now(), time.perf_counter()
         self.machine.look_up(route_request, now)
@@ -319,7 +311,7 @@ class KvPushRouter:
     def look(self, route_request: RouteRequest) -> Decision:
         """Decide as `peek` does, for a request in the router's own format."""
         self.refresh()
-        self._check_sources()
+        self._event_check.check()
         self.prepare(route_request)
         decision = self.machine.place(route_request, self._clock.now(), book=False)
         assert decision is not None, "a decision without booking never waits"
@@ -543,62 +535,6 @@ class KvPushRouter:
                 future.set_result(found)
             else:
                 future.set_exception(found)
-
-    # Workers without KV events.
-
-    def _report_without_events(self, cards: Mapping[int, ModelDeploymentCard]) -> None:
-        """Log a warning once for each worker that computes prompts and states that it publishes no KV events."""
-        self._without_events &= cards.keys()
-        for worker_id, card in cards.items():
-            runtime = card.runtime_config
-            if (
-                runtime.kv_event_publishing_enabled is not False
-                or card.worker_type == "decode"
-                or worker_id in self._without_events
-            ):
-                continue
-            self._without_events.add(worker_id)
-            start, size = runtime.data_parallel_start_rank, max(1, runtime.data_parallel_size)
-            fields = {
-                "diagnostic_code": "kv_event_publisher_disabled",
-                "model": card.display_name,
-                "worker_id": worker_id,
-                "worker_role": card.worker_type,
-                "requirement": "cache_aware_routing",
-                "serving_endpoint": self.endpoint.path,
-                "kv_event_publishing_enabled": False,
-                "waited_ms": 0,
-                "rank_count": size,
-                "dp_ranks": ",".join(str(rank) for rank in range(start, start + size)),
-                "suggested_action": "enable KV events on the worker, or choose a routing mode without them",
-            }
-            logger.warning("a worker publishes no KV events, which KV routing needs to know its cache", extra=fields)
-
-    def _check_sources(self) -> None:
-        """Predict cache contents and log a warning if KV events are expected and none arrive."""
-        if self.view is None:
-            return
-        if self.view.has_sources or not self.machine.workers:
-            if self._alone_since is not None and self.machine.predicted is not self._configured:
-                logger.warning("workers publish KV events now; no longer predicting their cache contents")
-                self.machine.predicted = self._configured
-            if self._alone_since is not None:
-                self._alone_since = None
-                self._metrics.silent_workers.set(0)
-            return
-        now = self._clock.now()
-        if self._alone_since is None:
-            self._alone_since = now
-        elif now - self._alone_since > SILENT_S and self.machine.predicted is self._configured:
-            count = len(self.machine.workers)
-            logger.warning(
-                "no KV events from %d worker(s) of %s; predicting their cache contents from routed requests. "
-                "Enable KV events on the workers, or start the router with --no-router-kv-events",
-                count,
-                self.view.endpoint,
-            )
-            self.machine.predicted = Predicted(ttl_s=self.config.approximate_ttl_s)
-            self._metrics.silent_workers.set(count)
 
 
 def facts_of(worker_id: int, card: ModelDeploymentCard) -> WorkerFacts:
