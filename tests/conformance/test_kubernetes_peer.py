@@ -15,6 +15,8 @@ from tests.cluster.kubernetes.pods import call, install_crds, ready_pod, set_rea
 from tests.cluster.kubernetes.running import KubernetesServer
 from tests.cluster.peers import HttpResponse, PeerCluster, require_peer
 
+from dynamo.protocols.worker_control import WORKER_CONTROL
+
 pytestmark = pytest.mark.conformance
 
 METADATA = "/apis/nvidia.com/v1alpha1/namespaces/default/dynamoworkermetadatas/worker-0"
@@ -85,7 +87,8 @@ def test_both_write_equal_objects(tmp_path: Path) -> None:
     ours, theirs = (described(found[name]) for name in ("ours", "theirs"))
     assert ours["owner"] == theirs["owner"]
     assert ours["fields"] == theirs["fields"]
-    assert ours["records"].items() <= theirs["records"].items()
+    added = ours["records"].items() - theirs["records"].items()
+    assert [key for (_, key), _ in added] == [f"dynamo/backend/{WORKER_CONTROL}/ID"], "an endpoint that only we have"
     assert {"endpoints", "model_cards", "event_channels", "event_sources"} == {field for field, _ in ours["records"]}
 
 

@@ -40,7 +40,7 @@ def test_released_worker_logs_the_trace_id_of_our_client():
         # Both write their last line after the response has ended.
         wait_until(lambda: traced(stack, 0) and traced(stack, 1), "a log has no line of the trace")
         our_output, theirs_output = traced(stack, 0), traced(stack, 1)
-    assert [line["message"] for line in our_output] == ["request completed"]
+    assert [line["message"] for line in our_output] == ["request received", "http response sent", "request completed"]
     assert theirs_output
     for line in theirs_output:
         assert line["parent_id"] == PARENT

@@ -8,7 +8,9 @@ import pytest
 from tests.conformance.planner_cases import LinearSteps, is_close, random_step, released, step
 
 from dynamo.planner.config.planner_config import parse
+from dynamo.planner.core.load_scaling import propose_load
 from dynamo.planner.core.scaling import ScalingState, Traffic, WorkerCapabilities
+from dynamo.planner.core.throughput_scaling import propose_throughput
 from dynamo.protocols.planner import EngineCapabilities, FpmObservations, WorkerCounts
 
 pytestmark = pytest.mark.conformance
@@ -115,7 +117,7 @@ def ours(case: dict[str, Any]) -> list[dict[str, Any]]:
         if one["traffic"]:
             duration_s = one["traffic"]["duration_s"]
             traffic = Traffic(**{name: value for name, value in one["traffic"].items() if name != "duration_s"})
-            made = state.propose_throughput(traffic, duration_s)
+            made = propose_throughput(state, traffic, duration_s)
             row = {
                 "throughput": made.decision and [made.decision.num_prefill, made.decision.num_decode],
                 "throughput_reason": named(made.reason),
@@ -123,7 +125,7 @@ def ours(case: dict[str, Any]) -> list[dict[str, Any]]:
                 "rates": [made.engine_rps_prefill, made.engine_rps_decode],
             }
         if case["runs_load"]:
-            load = state.propose_load(observed, traffic)
+            load = propose_load(state, observed, traffic)
             row |= {
                 "load": load.decision and [load.decision.num_prefill, load.decision.num_decode],
                 "load_reason": named(load.reason),
