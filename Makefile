@@ -20,7 +20,7 @@ LOCAL := not conformance and not clients and not engines and not reference and n
 SEEDS ?= 10000
 REQUESTS ?= 10000
 CLIENTS ?=
-CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer \
+CONFORMANCE_SUBSET := peer_frontend runtime_peer requests_peer answer_formats_peer endpoints_peer kv_events_peer kv_routing_peer kv_state_agent_peer peer_trace \
 	disagg_peer etcd_peer nats_peer kserve_peer python_api_peer forward_pass_peer tls_peer routing_services_peer virtual_connector_peer serve_engines_peer
 
 .DEFAULT_GOAL := help

@@ -6,6 +6,7 @@ The agent is upstream's program, which runs with the released package or with ou
 import asyncio
 import json
 import os
+import re
 import struct
 import sys
 from collections.abc import AsyncIterator
@@ -22,11 +23,14 @@ from benchmarks.ports import free_port
 from benchmarks.stacks import HOST
 from tests.cluster.peers import require_peer
 
+from dynamo.core.codec import decode, encode
 from dynamo.llm import KvStateAttachmentOwner
 from dynamo.model_card.card import build_card
-from dynamo.protocols.discovery import MODEL_CARDS
+from dynamo.protocols.discovery import EVENT_SOURCES, MODEL_CARDS, InstanceAddress
 from dynamo.protocols.model_card import ModelRecord, RuntimeConfig
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.request_plane.base import Request, Target
+from dynamo.runtime.single_response import OneAnswer
 
 pytestmark = pytest.mark.conformance
 
@@ -137,3 +141,91 @@ async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_an_age
         await until_blocks(router, runtime.instance_id, 1)
         await owner.close()
         await until_blocks(router, runtime.instance_id, 0)
+
+
+EVERYTHING = ("status", None), ("status", 1), ("recovery", None), ("recovery", 1), ("recovery", 2), ("blocks", None)
+"""Kinds of queries, and the generation of the attachment that they name."""
+
+
+async def ask(runtime: DistributedRuntime, target: InstanceAddress, question: dict[str, Any]) -> Any:
+    """Return an agent's answer to a query, as plain values."""
+    callee = Target.of(target)
+    receiver = OneAnswer("the agent")
+    query = Request("query", encode(question, callee.codec), callee.codec, {}, {})
+    await runtime.request_plane.connect(callee)
+    assert runtime.request_plane.send(callee, query, receiver, lambda *_: None) is not None
+    item = await receiver.first
+    assert item.data is not None
+    return decode(item.data, item.codec)
+
+
+async def test_agents_answer_the_same_to_every_query(
+    engine: zmq.asyncio.Socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    monkeypatch.setenv("DYN_EVENT_PLANE", "zmq")
+    address = f"tcp://{HOST}:{free_port()}"
+    engine.bind(address)
+    descriptor = {
+        "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
+        "indexer_domain_id": DOMAIN,
+        "global_dp_rank": 0,
+        "kv_state_endpoint": "dynamo.backend.generate",
+        "kv_block_size": 4,
+        "raw_zmq_endpoint": address,
+    }
+    peer = require_peer()
+    (program,) = Path(peer).parents[1].glob("lib/python*/site-packages/dynamo/kv_state_agent/__main__.py")
+    found: dict[str, dict[str, Any]] = {}
+    for number, agent in enumerate((peer, sys.executable)):
+        monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / f"store{number}"))
+        async with process(tmp_path / f"agent{number}.log", agent, str(program)), worker() as runtime:
+            owner = KvStateAttachmentOwner(
+                runtime.endpoint("dynamo.backend.generate"), runtime.instance_id, [descriptor]
+            )
+            async with asyncio.timeout(PATIENCE_S):
+                await owner.start()
+                assert (await engine.recv()).startswith(b"\x01")
+            events = [["BlockStored", [11, 12], None, TOKENS, 4, None]]
+            await engine.send_multipart([b"", struct.pack(">Q", 0), msgspec.msgpack.encode([0.0, events, 0])])
+            found[agent] = await answers(runtime)
+            await owner.close()
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await engine.recv()).startswith(b"\x00")
+    theirs, ours = found.values()
+    assert ours == theirs
+
+
+async def answers(runtime: DistributedRuntime) -> dict[str, Any]:
+    """Return an agent's answers to all queries once it has the blocks, without ids of the run."""
+    (source,) = [
+        msgspec.json.decode(value)
+        for key, value in (await runtime.discovery.snapshot(EVENT_SOURCES)).items()
+        if "/kv-state-sources-v2/" in key
+    ]
+    about = source["metadata"]
+    target = msgspec.convert(about["recovery_control_target"], InstanceAddress)
+    expected = {name: about[name] for name in ("cache_owner_id", "publisher_id", "protocol_version")}
+    found: dict[str, Any] = {}
+
+    async def of(kind: str, generation: int | None, start: int | None, worker_id: int) -> Any:
+        named = {"expected": expected, "expected_attachment_generation": generation}
+        kinds = {"status": {"status": named}, "recovery": {"state_agent_recovery": named}, "blocks": "recovery"}
+        question = {"worker_id": worker_id, "dp_rank": 0, "start_event_id": start, "end_event_id": None}
+        return await ask(runtime, target, {**question, "supports_tree_dump_failed": True, "kind": kinds[kind]})
+
+    async with asyncio.timeout(PATIENCE_S):
+        while (await of("status", None, None, 0))["Status"]["outbound_cursor"] < 2:  # noqa: ASYNC110 - the state is in another process
+            await asyncio.sleep(0.05)
+    for kind, generation in EVERYTHING:
+        for start in (None, 1, 2, 9):
+            for whose in ("its worker", "another"):
+                worker_id = runtime.instance_id if whose == "its worker" else 7
+                answer = await of(kind, generation, start, worker_id)
+                text = json.dumps({"Error": ""} if "Error" in answer else answer)
+                if "TreeDump" in text:  # Its events are numbered from 0 or from 1; the numbers have no meaning.
+                    text = re.sub(r'"event_id": \d+', "", text)
+                for number, name in ((runtime.instance_id, "WORKER"), (about["publisher_id"], "PUBLISHER")):
+                    text = text.replace(str(number), name)
+                found[f"{kind} {generation} from {start} of {whose}"] = text
+    return found

@@ -10,6 +10,7 @@ received.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from dynamo.core.codec import decode, json_encode
 from dynamo.kv_events.held_blocks import CachedBlocks
@@ -125,8 +126,13 @@ class KvEventSource:
             self._publisher.publish(payload)
 
 
-async def send_dump(holdings: CachedBlocks, reply: Reply) -> None:
-    """Send a dump of all blocks, yielding to the event loop between two pieces."""
+async def send_dump(
+    holdings: CachedBlocks, reply: Reply, in_form: Callable[[KvSourceAnswer], object] | None = None
+) -> None:
+    """Send a dump of all blocks, yielding to the event loop between two pieces.
+
+    `in_form` returns the answer in the form of the query; None: as it is.
+    """
     pending = holdings.begin_dump()
     while True:
         pending.dump.work(BLOCKS_PER_TURN)
@@ -135,10 +141,11 @@ async def send_dump(holdings: CachedBlocks, reply: Reply) -> None:
         await asyncio.sleep(0)
         if reply.is_cancelled:
             return
-    _write(reply, holdings.complete_dump(pending))
+    answer = holdings.complete_dump(pending)
+    _write(reply, answer if in_form is None else in_form(answer))
 
 
-def _write(reply: Reply, answer: KvSourceAnswer) -> None:
+def _write(reply: Reply, answer: object) -> None:
     reply.item(Bare(answer))
     reply.finish()
 

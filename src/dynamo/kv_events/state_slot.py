@@ -9,6 +9,8 @@ Event ids count across attachments. Each attachment begins with `cleared` of its
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from blake3 import blake3
 
@@ -185,21 +187,34 @@ class StateSlot:
     def handle(self, request: Request, reply: Reply) -> None:
         """Answer a router's query. Raise `InvalidArgument` for a malformed query."""
         query = decode(request.body, request.codec, AgentQuery)
-        answer: KvSourceAnswer | StateAgentAnswer | None
+        answer: KvSourceAnswer | StateAgentAnswer | None = None
+        in_form: Callable[[KvSourceAnswer], StateAgentAnswer] | None = None
         if isinstance(query.kind, AgentQueryKind):
-            answer = self.agent_answer(query, query.kind)
-        elif self._blocks is None:
-            answer = KvSourceAnswer(error="no worker is attached")
-        else:
-            answer = self._blocks.short_answer(query)
-        if answer is None and self._blocks is not None:
-            self._tasks.start(send_dump(self._blocks, reply), "KV dump")
-            return
+            answer, in_form = self.agent_answer(query, query.kind), partial(self._as_recovery, self.generation)
+        if answer is None:
+            blocks = self._blocks
+            if blocks is None:
+                answer = KvSourceAnswer(error="no worker is attached")
+            elif (found := blocks.short_answer(query)) is None:
+                self._tasks.start(send_dump(blocks, reply, in_form), "KV dump")
+                return
+            else:
+                answer = found if in_form is None or found.events is None else in_form(found)
         reply.item(Bare(answer))
         reply.finish()
 
-    def agent_answer(self, query: AgentQuery, kind: AgentQueryKind) -> StateAgentAnswer:
-        """Answer a query about the cache owner: its attachment, or the blocks that outlive a worker (none)."""
+    def _as_recovery(self, generation: int, answer: KvSourceAnswer) -> StateAgentAnswer:
+        """Return events or a dump of the blocks of the worker of an attachment as an answer to `state_agent_recovery`."""
+        covered = answer.dump or answer.events
+        assert covered is not None, "errors have no other form"
+        receipt = RecoveryReceipt(self._identity(), generation, covered.last_event_id)
+        return StateAgentAnswer(recovery=StateRecovery(answer, receipt))
+
+    def agent_answer(self, query: AgentQuery, kind: AgentQueryKind) -> StateAgentAnswer | None:
+        """Answer a query about the cache owner: its attachment, or the blocks that outlive a worker (none).
+
+        None for a recovery that names the attachment: it is about the attached worker's blocks.
+        """
         expected = kind.status or kind.state_agent_recovery
         identity = self._identity()
         if expected is None or expected.expected != identity:
@@ -209,11 +224,15 @@ class StateSlot:
             return StateAgentAnswer(error=f"attachment_generation {generation}: the slot's is {self.generation}")
         if kind.status is not None:
             return StateAgentAnswer(status=SlotStatus(identity, self._attached(), True, self.cursor))
+        if generation is not None:
+            return None
         start = query.start_event_id
         if start is not None and start > self.cursor:
             return StateAgentAnswer(too_new=KvSourceTooNew(start, query.end_event_id or self.cursor, self.cursor))
         if start is not None:
-            return StateAgentAnswer(error=f"start_event_id {start}: earlier events are not kept")
+            return StateAgentAnswer(
+                error=f"start_event_id {start}: a cache owner has no events, request all of its blocks"
+            )
         dump = CacheOwnerDump([], self.cursor, CacheOwnerReset())
         receipt = RecoveryReceipt(identity, generation, self.cursor)
         return StateAgentAnswer(recovery=StateRecovery(RecoveryAnswer(dump), receipt))

@@ -7,7 +7,7 @@ import msgspec
 
 from dynamo.core.errors import InvalidArgument
 from dynamo.protocols.discovery import EndpointId, InstanceAddress, WorkerRank
-from dynamo.protocols.kv_events import KvSourceQuery, KvSourceTooNew, WorkerKvEvent
+from dynamo.protocols.kv_events import KvSourceAnswer, KvSourceQuery, KvSourceTooNew, WorkerKvEvent
 
 HOSTS_TOPIC = "kv-state-hosts-v2"
 INTENTS_TOPIC = "kv-state-attachment-intents-v2"
@@ -234,7 +234,7 @@ class CacheOwnerDump(msgspec.Struct, frozen=True):
 
 
 class RecoveryAnswer(msgspec.Struct, frozen=True):
-    """Response of a recovery."""
+    """Response of the recovery of a cache owner."""
 
     dump: CacheOwnerDump = msgspec.field(name="TreeDump")
 
@@ -248,9 +248,12 @@ class RecoveryReceipt(msgspec.Struct, frozen=True):
 
 
 class StateRecovery(msgspec.Struct, frozen=True):
-    """Answer to `state_agent_recovery`."""
+    """Answer to `state_agent_recovery`: about the attached worker if the query names the attachment, else about the cache owner.
 
-    response: RecoveryAnswer
+    It is only encoded: the two responses have no tags.
+    """
+
+    response: RecoveryAnswer | KvSourceAnswer
     receipt: RecoveryReceipt
 
 

@@ -150,6 +150,21 @@ async def test_query_about_the_cache_owner_returns_its_attachment_and_an_empty_d
     assert "Error" in await bench.send_request(kind={"status": later})
 
 
+async def test_recovery_that_names_the_attachment_returns_the_blocks_of_its_worker(bench: Bench) -> None:
+    await bench.owner(descriptor()).start()
+    bench.put(7, 8)
+    kind = {"state_agent_recovery": {"expected": await bench.identity(), "expected_attachment_generation": 1}}
+    mine = {"worker_id": bench.worker.instance_id, "kind": kind}
+    found = (await bench.send_request(**mine))["StateAgentRecovery"]
+    (event,) = found["response"]["TreeDump"]["events"]
+    assert [one["block_hash"] for one in event["event"]["data"]["stored"]["blocks"]] == [7, 8]
+    assert (found["receipt"]["attachment_generation"], found["receipt"]["recovered_through_cursor"]) == (1, 2)
+    later = (await bench.send_request(**mine, start_event_id=2))["StateAgentRecovery"]
+    assert [one["event"]["event_id"] for one in later["response"]["Events"]["events"]] == [2]
+    assert "TooNew" in await bench.send_request(**mine, start_event_id=9)
+    assert "Error" in await bench.send_request(worker_id=1, kind=kind)
+
+
 async def test_host_rejects_cache_owners_beyond_its_slots(bench: Bench) -> None:
     await bench.owner(descriptor(4), descriptor(5)).start()
     third = bench.cluster.runtime()
