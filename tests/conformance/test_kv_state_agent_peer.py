@@ -147,7 +147,7 @@ EVERYTHING = ("status", None), ("status", 1), ("recovery", None), ("recovery", 1
 """Kinds of queries, and the generation of the attachment that they name."""
 
 
-async def ask(runtime: DistributedRuntime, target: InstanceAddress, question: dict[str, Any]) -> Any:
+async def send_query(runtime: DistributedRuntime, target: InstanceAddress, question: dict[str, Any]) -> Any:
     """Return an agent's answer to a query, as plain values."""
     callee = Target.of(target)
     receiver = OneAnswer("the agent")
@@ -212,7 +212,7 @@ async def answers(runtime: DistributedRuntime) -> dict[str, Any]:
         named = {"expected": expected, "expected_attachment_generation": generation}
         kinds = {"status": {"status": named}, "recovery": {"state_agent_recovery": named}, "blocks": "recovery"}
         question = {"worker_id": worker_id, "dp_rank": 0, "start_event_id": start, "end_event_id": None}
-        return await ask(runtime, target, {**question, "supports_tree_dump_failed": True, "kind": kinds[kind]})
+        return await send_query(runtime, target, {**question, "supports_tree_dump_failed": True, "kind": kinds[kind]})
 
     async with asyncio.timeout(PATIENCE_S):
         while (await of("status", None, None, 0))["Status"]["outbound_cursor"] < 2:  # noqa: ASYNC110 - the state is in another process
