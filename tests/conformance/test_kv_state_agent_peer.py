@@ -92,6 +92,18 @@ async def until_blocks(router: asyncio.subprocess.Process, worker_id: int, count
             await asyncio.sleep(0.2)
 
 
+def descriptor_of(address: str) -> dict[str, Any]:
+    """Return what our worker states about its rank, whose engine publishes its events at the address."""
+    return {
+        "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
+        "indexer_domain_id": DOMAIN,
+        "global_dp_rank": 0,
+        "kv_state_endpoint": "dynamo.backend.generate",
+        "kv_block_size": 4,
+        "raw_zmq_endpoint": address,
+    }
+
+
 @pytest.fixture
 async def engine() -> AsyncIterator[zmq.asyncio.Socket]:
     """Socket for the events of an engine; it receives the agent's subscription, which is not confirmed to the agent."""
@@ -112,15 +124,7 @@ async def test_router_counts_the_blocks_of_our_worker_that_is_attached_to_an_age
     script = str(Path(__file__).with_name("peer_kv_state_router.py"))
     address = f"tcp://{HOST}:{free_port()}"
     engine.bind(address)
-    descriptor = {
-        "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
-        "indexer_domain_id": DOMAIN,
-        "global_dp_rank": 0,
-        "kv_state_endpoint": "dynamo.backend.generate",
-        "kv_block_size": 4,
-        "raw_zmq_endpoint": address,
-    }
-    peer = require_peer()
+    descriptor, peer = descriptor_of(address), require_peer()
     python = peer if system == "released" else sys.executable
     (program,) = Path(peer).parents[1].glob("lib/python*/site-packages/dynamo/kv_state_agent/__main__.py")
     async with (
@@ -166,15 +170,7 @@ async def test_agents_answer_the_same_to_every_query(
     monkeypatch.setenv("DYN_EVENT_PLANE", "zmq")
     address = f"tcp://{HOST}:{free_port()}"
     engine.bind(address)
-    descriptor = {
-        "cache_owner_id": f"{DOMAIN}/{3:016x}/{4:032x}",
-        "indexer_domain_id": DOMAIN,
-        "global_dp_rank": 0,
-        "kv_state_endpoint": "dynamo.backend.generate",
-        "kv_block_size": 4,
-        "raw_zmq_endpoint": address,
-    }
-    peer = require_peer()
+    descriptor, peer = descriptor_of(address), require_peer()
     (program,) = Path(peer).parents[1].glob("lib/python*/site-packages/dynamo/kv_state_agent/__main__.py")
     found: dict[str, dict[str, Any]] = {}
     for number, agent in enumerate((peer, sys.executable)):
