@@ -12,6 +12,9 @@ T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of decoding untrusted bytes; msgspec raises other types for invalid UTF-8 and excessive nesting."""
 
+REWRITTEN_VALUES_MAX = 20_000
+"""Values that are rewritten on the event loop, in some ten milliseconds."""
+
 JSON = "json"
 MSGPACK = "msgpack"
 
@@ -38,22 +41,31 @@ def msgpack_decoder(kind: type[T]) -> "msgspec.msgpack.Decoder[T]":
 def encode_client_json(value: Any) -> bytes:
     """Encode a value that contains JSON of a client as msgpack; integers that msgpack cannot represent become floating-point numbers.
 
-    Schemas may have such bounds, and Rust's serde_json reads them as doubles. Raises `OverflowError` for one beyond a double.
+    Schemas may have such bounds, and Rust's serde_json reads them as doubles. Raises `OverflowError` for one beyond a double, and if
+    the value has more than `REWRITTEN_VALUES_MAX` parts: rewriting it would block the event loop.
     """
     try:
         return msgpack_encode(value)
     except OverflowError:
-        return msgpack_encode(_with_doubles(msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview))))
+        return msgpack_encode(_with_doubles(value, [REWRITTEN_VALUES_MAX]))
 
 
-def _with_doubles(value: Any) -> Any:
-    """Return plain values in which integers of more than 64 bits are floating-point numbers."""
-    if isinstance(value, dict):
-        return {name: _with_doubles(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_doubles(one) for one in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return float(value)
+def _with_doubles(value: Any, left: list[int]) -> Any:
+    """Return a value with doubles in place of integers of more than 64 bits; `left` counts the parts that may be rewritten."""
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else float(value)
+    if isinstance(value, dict | list | tuple):
+        left[0] -= len(value)
+        if left[0] < 0:
+            raise OverflowError(
+                f"an integer of more than 64 bits in a request of more than {REWRITTEN_VALUES_MAX} values"
+            )
+        if isinstance(value, dict):
+            return {name: _with_doubles(one, left) for name, one in value.items()}
+        return [_with_doubles(one, left) for one in value]
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _with_doubles(getattr(value, name), left) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
     return value
 
 

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.core.codec import decode, encode, encode_client_json, json_decoder, msgpack_decode, msgpack_decoder
+from dynamo.core.codec import (
+    REWRITTEN_VALUES_MAX,
+    decode,
+    encode,
+    encode_client_json,
+    json_decoder,
+    msgpack_decode,
+    msgpack_decoder,
+)
 from dynamo.core.errors import InvalidArgument
 
 VALUES = st.recursive(
@@ -90,3 +98,8 @@ def test_client_json_with_integers_beyond_64_bits_has_doubles_as_rust_reads_them
 def test_client_json_with_an_integer_beyond_a_double_is_refused() -> None:
     with pytest.raises(OverflowError):
         encode_client_json([10**400])
+
+
+def test_client_json_with_a_large_integer_among_very_many_values_is_refused() -> None:
+    with pytest.raises(OverflowError, match="more than 64 bits"):
+        encode_client_json(Form([2**64, *range(REWRITTEN_VALUES_MAX)]))
