@@ -250,7 +250,13 @@ async def test_request_that_is_over_leaves_nothing_to_the_garbage_collector(way:
 
 
 def our_types(found: list[object]) -> set[str]:
-    return {type(one).__name__ for one in found if type(one).__module__.startswith("dynamo.")}
+    # A tokenizer belongs to a model: one of an earlier test may become garbage when a thread that still had it ends.
+    modules = {type(one): type(one).__module__ for one in found}
+    return {
+        kind.__name__
+        for kind, module in modules.items()
+        if module.startswith("dynamo.") and not module.startswith("dynamo.text.tokenizer.")
+    }
 
 
 @pytest.mark.parametrize(
