@@ -6,7 +6,8 @@
 
 Each rank's events are numbered from 1. A gap triggers a query from the last received event on; until the answer
 arrives, events are buffered, and applied after it. A rank whose source does not answer is known by its live events
-alone, and is queried again.
+alone, and is queried again. A new rank without later events is queried a second time, because the arrival of a
+subscription at its publisher is not confirmed.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 QUERY_TIMEOUT_S = 10.0  # A dump of the largest cache takes a second to create and send.
 QUERY_RETRY_FIRST_S, QUERY_RETRY_MAX_S = 0.2, 10.0
 HELD_BACK_S = 0.01
+SECOND_QUERY_S = 1.0  # By then the subscription has reached a new publisher.
 PENDING_MAX = 4096  # Events buffered while a query is in progress: beyond that a new dump costs less.
 EVENTS_PER_TURN = 64  # Events of a dump that are applied before yielding to the event loop: about a millisecond.
 
@@ -131,7 +133,7 @@ class KvView:
         return sum(source.record is not None for source in self._sources.values())
 
     async def start(self) -> None:
-        """Start listening, then querying: no event is lost in between."""
+        """Start listening, then querying."""
         await self._subscribe(KV_EVENTS_TOPIC)
         self._tasks.supervise(self._watch, "sources")
 
@@ -199,7 +201,7 @@ class KvView:
         self._queries_new = True
         for rank, source in self._sources.items():
             if source.record is not None and not source.last_id and source.recovery is None:
-                self._recover(rank, source, None)
+                self._recover_new(rank, source)
 
     def drop_absent_workers(self, workers: Collection[int]) -> None:
         """Remove ranks without a source whose workers are not in `workers`."""
@@ -322,7 +324,7 @@ class KvView:
         source = self._sources[rank] = _Source(record)
         self._metrics.entered()
         if self._queries_new:
-            self._recover(rank, source, None)
+            self._recover_new(rank, source)
 
     def _attached_source(self, value: bytes) -> EventSource:
         """Return the source of a rank that is attached to a KV state agent, with the attachment's key."""
@@ -345,9 +347,22 @@ class KvView:
 
     # Recovery
 
-    def _recover(self, rank: Rank, source: _Source, start: int | None) -> None:
+    def _recover_new(self, rank: Rank, source: _Source) -> None:
+        first = self._recover(rank, source, None)
+        self._tasks.start(self._query_again(rank, source, first), f"second query of {rank[0]:x}.{rank[1]}")
+
+    async def _query_again(self, rank: Rank, source: _Source, first: asyncio.Task[None]) -> None:
+        """Query a new source again for the events between its answer and the arrival of the subscription."""
+        await asyncio.wait([first])
+        last_id = source.last_id
+        await asyncio.sleep(SECOND_QUERY_S)
+        if self._sources.get(rank) is source and source.recovery is None and source.last_id == last_id:
+            self._recover(rank, source, last_id + 1)
+
+    def _recover(self, rank: Rank, source: _Source, start: int | None) -> asyncio.Task[None]:
         name = f"holdings of {rank[0]:x}.{rank[1]}"
-        source.recovery = self._tasks.start(self._query_until_answered(rank, source, start), name)
+        source.recovery = task = self._tasks.start(self._query_until_answered(rank, source, start), name)
+        return task
 
     async def _query_until_answered(self, rank: Rank, source: _Source, start: int | None) -> None:
         backoff = Backoff(QUERY_RETRY_FIRST_S, QUERY_RETRY_MAX_S)

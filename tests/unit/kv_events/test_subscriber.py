@@ -104,6 +104,21 @@ async def test_kv_subscriber_requests_a_lost_event(harness: SubscriberHarness) -
     harness.listener.index.validate()
 
 
+async def test_kv_subscriber_finds_an_event_that_preceded_its_subscription(
+    harness: SubscriberHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_view, "SECOND_QUERY_S", 0.01)
+    harness.source.put(stored(None, 1))
+    await harness.source.open()
+    await harness.view.start()
+    await until(lambda: harness.depth(10) == 1)
+    harness.source.holdings.apply(
+        harness.reported(2, stored(1, 2))
+    )  # Not received, and the worker has no later events.
+    await until(lambda: harness.depth(10, 20) == 2)
+    assert harness.view.last_event_ids() == {(harness.worker.instance_id, 0): 2}
+
+
 async def test_kv_subscriber_applies_a_repeated_event_once(harness: SubscriberHarness) -> None:
     await harness.source.open()
     await harness.view.start()
