@@ -212,6 +212,11 @@ def test_view_fits_a_phone(browser: Browser, view: str, theme: str) -> None:
     browser.until(lambda: browser.all("main .card"), "the view is empty")
     width = browser.driver.execute_script("return document.documentElement.scrollWidth")
     assert width <= PHONE[0], "the page scrolls sideways"
+    left, right = browser.driver.execute_script("""
+        const link = document.querySelector('#nav [aria-current=page]').getBoundingClientRect();
+        return [link.left, link.right];
+    """)
+    assert 0 <= left < right < PHONE[0] + 1, "the link of the view is hidden"
     assert browser.driver.execute_script("return document.documentElement.dataset.theme") == theme
     if view == "overview" and theme == "dark":
         browser.until(lambda: browser.all(".chart polyline"), "no lines")

@@ -43,6 +43,12 @@ theme(chosenTheme());
 
 // Views: each module has `show(container, context, ...path)`, which returns a function that ends it.
 
+// Scrolls the navigation to a link. `scrollIntoView` would also move the place from which the Tab key starts, past the link to the content.
+function reveal(link) {
+  const nav = link.parentElement.getBoundingClientRect(), own = link.getBoundingClientRect();
+  link.parentElement.scrollLeft += Math.min(own.left - nav.left, Math.max(own.right - nav.right, 0));
+}
+
 function go(isFirst = false) {
   const [name, ...path] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   const view = VIEWS[name] ? name : "overview";
@@ -52,7 +58,7 @@ function go(isFirst = false) {
   for (const link of document.querySelectorAll("#nav a")) {
     if (link.dataset.view === view) {
       link.setAttribute("aria-current", "page");
-      link.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+      reveal(link);
     } else link.removeAttribute("aria-current");
   }
   replace(main);
