@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0  # Maximum delay before another process's new batch or cancellation is noticed.
 SWEEP_S = 600.0
 SAVE_S = 1.0  # Maximum age of the counts shown to clients.
+REVIEWS_MAX = 2  # Files reviewed at the same time: each thread delays the event loop's, and holds a line in memory.
 REVIEW_RETRY_S = 5.0  # Delay before a file is reviewed again that found all child processes in use.
 REST_S = 30.0  # Delay before a batch that failed because of a server error is retried.
 BEGUN_MAX = 64  # Lines of a batch in memory; more than there are slots, so that a waiting line delays no other.
@@ -103,6 +104,7 @@ class BatchRunner:
         self._may_run = may_run
         self._clock = clock or SystemClock()
         self._tasks = TaskOwner("batches")
+        self._reviews = asyncio.Semaphore(REVIEWS_MAX)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._resting: dict[str, float] = {}
         self._blocked: set[str] = set()
@@ -250,36 +252,50 @@ class BatchRunner:
         return batch.errors is None
 
     async def _review(self, record: BatchRecord) -> Review | None:
-        """Return the errors of the input file; None if the batch is cancelled while a slow line waits for its check.
+        """Return the errors of the input file; None if the batch is cancelled while it waits, for its turn or for the check of a slow line.
 
         While all child processes for slow lines are in use, wait and start again. Raise `Overloaded` if that lasts until the batch
         expires, and `FileNotFoundError`.
         """
         batch = record.batch
-        path, wanted = self._store.path(batch.input_file_id), Wanted()
-
-        def check(line: bytes) -> None:
-            check_slow(line, "batch_line", lambda: wanted.is_so)
-
         try:
             while True:
-                work = in_daemon_thread(lambda: review(lines_of(path), batch.endpoint, check), "batch review")
-                reviewing = asyncio.ensure_future(work)
-                while not reviewing.done():
-                    wanted.is_so = not self._is_cancelled(record)
-                    await self._wait_a_second({reviewing})
+                turn = asyncio.ensure_future(self._reviews.acquire())
                 try:
-                    return await reviewing
-                except Cancelled:
-                    return None
+                    await self._wait_a_second({turn})
+                    while not turn.done():
+                        if self._is_cancelled(record):
+                            return None
+                        await self._wait_a_second({turn})
+                    return await self._review_now(record)
                 except Overloaded:
                     if self._clock.wall() >= batch.expires_at:
                         raise
+                finally:
+                    if not turn.cancel():
+                        self._reviews.release()
                 retry_s = self._clock.now() + REVIEW_RETRY_S
                 while self._clock.now() < retry_s:
                     if self._is_cancelled(record):
                         return None
                     await self._wait_a_second(set())
+        except Cancelled:
+            return None
+
+    async def _review_now(self, record: BatchRecord) -> Review:
+        """Review the input file in a thread. Raise `Cancelled` if the batch is cancelled during the check of a slow line."""
+        path, wanted = self._store.path(record.batch.input_file_id), Wanted()
+
+        def check(line: bytes) -> None:
+            check_slow(line, "batch_line", lambda: wanted.is_so)
+
+        work = in_daemon_thread(lambda: review(lines_of(path), record.batch.endpoint, check), "batch review")
+        reviewing = asyncio.ensure_future(work)
+        try:
+            while not reviewing.done():
+                wanted.is_so = not self._is_cancelled(record)
+                await self._wait_a_second({reviewing})
+            return await reviewing
         finally:
             wanted.is_so = False  # If this task is cancelled, the thread does not wait for a child any more.
 

@@ -19,7 +19,7 @@ from tests.settle import repeat, turns
 from dynamo.api.batches import runner, store
 from dynamo.api.batches.lines import LineResponse, RequestLine
 from dynamo.api.batches.records import BatchObject, BatchRecord, FileObject, new_id
-from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, SAVE_S, BatchRunner
+from dynamo.api.batches.runner import BEGUN_MAX, FAILURES_MAX, REST_S, REVIEWS_MAX, SAVE_S, BatchRunner
 from dynamo.api.batches.slots import Slots
 from dynamo.api.batches.store import BatchStore, lines_of
 from dynamo.core.clock import ManualClock
@@ -189,6 +189,37 @@ async def test_batch_cancelled_while_a_slow_line_waits_ends_at_once(
     assert (batch.status, len(checks), bench.received_requests) == ("cancelled", 1, [])
     assert batch.cancelled_at is not None and batch.cancelling_at is not None
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+async def test_few_files_are_reviewed_at_the_same_time_and_a_batch_that_waits_for_it_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bytes] = []
+    leave = threading.Event()
+
+    def check(line: bytes, _kind: str, is_wanted: Callable[[], bool]) -> None:
+        begun.append(line)
+        while is_wanted() and not leave.wait(0.001):
+            pass
+
+    monkeypatch.setattr(runner, "check_slow", check)
+    bench = Bench(tmp_path)
+    records = [bench.begin(name) for name in "abcd"]
+    bench.runner.start()
+    try:
+        await repeat(lambda: None, lambda: len(begun) == REVIEWS_MAX)
+        await turns(50)
+        assert len(begun) == REVIEWS_MAX
+        reviewed = {json.loads(line)["custom_id"] for line in begun}
+        waiting = [record for record, name in zip(records, "abcd", strict=True) if name not in reviewed]
+        bench.store.cancel(waiting[0].batch.id)
+        await repeat(lambda: bench.clock.advance(SAVE_S), lambda: bench.has_ended(waiting[0]))
+        assert (bench.state(waiting[0]).status, len(begun)) == ("cancelled", REVIEWS_MAX)
+    finally:
+        leave.set()
+    others = [await bench.ended(record) for record in records if record is not waiting[0]]
+    await bench.runner.close()
+    assert [batch.status for batch in others] == ["completed"] * 3
 
 
 async def test_runner_retries_lines_refused_for_overload(tmp_path: Path) -> None:
