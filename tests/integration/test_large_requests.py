@@ -57,7 +57,7 @@ LARGE: dict[str, tuple[str, Any, str]] = {
     "long data URL": ("/v1/chat/completions", lambda: chat(messages=message([{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (100 * MB)}}])), "at most"),
     "long text": ("/v1/chat/completions", lambda: chat(messages=message("x" * (100 * MB))), "messages has 100000000 characters of text; at most 16777216"),
     "long prompt": ("/v1/completions", lambda: json.dumps({"model": "m", "prompt": "a, " * (5 * MB)}).encode(), "maximum context length"),
-    "many objects": ("/v1/chat/completions", lambda: chat(metadata=[{}] * 1_000_000), "more than 131072 objects and lists"),
+    "many objects": ("/v1/chat/completions", lambda: chat(metadata=[{}] * 1_000_000), "more than 65536 objects and lists"),
     "many items": ("/v1/responses", lambda: json.dumps({"model": "m", "input": [EMPTY] * 300_000}).encode(), "input"),
     "many Anthropic messages": ("/v1/messages", lambda: chat(messages=[EMPTY] * 300_000), "messages"),
     "many counted messages": ("/v1/messages/count_tokens", lambda: json.dumps({"model": "m", "messages": [EMPTY] * 300_000}).encode(), "messages"),

@@ -22,6 +22,7 @@ class Wire:
         self.transport = self
         self.exchanges: set[Exchange] = set()
         self.is_stalled = False
+        self.turns = None
         self.fd = -1
         self.data = bytearray()
         self.on_complete: Callable[[], None] = lambda: None

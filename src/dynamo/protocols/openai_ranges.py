@@ -73,7 +73,9 @@ BOUNDS_VARIABLES = (MESSAGES_VARIABLE, TOKENS_VARIABLE, TEXT_VARIABLE, STOP_VARI
 
 TOOLS_MAX = 2048  # OpenAI allows 128.
 TOKEN_IDS_MAX = 1 << 18  # In stop_token_ids, allowed_token_ids and logit_bias: the size of the largest vocabularies.
-OBJECTS_MAX = 1 << 17  # Objects and lists in a whole body; a conversation has four per message.
+OBJECTS_MAX = (
+    1 << 16
+)  # Objects and lists in a whole body; a conversation has four per message. Decoding so many takes up to 40 ms.
 ENTRIES_MAX = 1024  # In lists of names, such as annotations.
 
 

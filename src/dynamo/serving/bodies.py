@@ -23,7 +23,7 @@ INLINE_S = 0.002
 THREAD_S = 0.03  # Maximum time the loop is blocked while a thread decodes.
 DECODING_THREADS = 1  # The decoder holds the interpreter lock, so that more would not be faster.
 SLICE_BYTES = 1 << 20  # Bytes counted at a time; other threads run in between.
-BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 300e-9
+BYTE_S, COMMA_S, OBJECT_S = 0.4e-9, 60e-9, 500e-9
 """Decoding time of a byte of text, a list item, and an object or a list, on a slow core."""
 FRACTION_S, SLOW_NUMBER_S = 380e-9, 17e-6
 """Decoding time of a number with a fraction or an exponent, and of one whose exponent has three digits."""

@@ -381,13 +381,17 @@ class Exchange:
         return tap
 
     def left(self) -> None:
-        """Handle the loss of the connection."""
+        """Handle the loss of the connection. Handlers of clients that left at the same time run over several iterations of the loop."""
         self.disconnected = True
         self._long = None
         self._close_account()
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None and not self.response_complete:
-            callback()
+            turns = self.protocol.turns
+            if turns is None:
+                callback()
+            else:
+                turns.run(callback)
 
     def drop_body(self) -> None:
         """Free the body, which the handler has read or will not read; a large one in a thread."""

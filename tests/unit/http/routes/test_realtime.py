@@ -41,6 +41,7 @@ class Client(Line):
         }
         self.headers = [(name.encode(), value.encode()) for name, value in given.items()]
         self.is_stalled = False
+        self.turns = None
         self.fd = -1
         self.socket: Any = None
         self.reported = asyncio.Event()

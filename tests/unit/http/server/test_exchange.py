@@ -1,11 +1,14 @@
 """Exchange: responses longer than the transport should hold are written piece by piece, as fast as the client reads."""
 
+from functools import partial
 from typing import Any
 
 import pytest
+from tests.settle import turns
 from tests.unit.http.server.test_protocol import LIMITS, REQUEST, Server, Transport
 
 from dynamo.http.server.exchange import LONG_BYTES, Exchange
+from dynamo.http.server.paced_input import TURN_S, InputTurns
 from dynamo.serving.choice import Frame
 
 LONG = bytes(range(256)) * (4 * LONG_BYTES // 256) + b"end"
@@ -132,3 +135,25 @@ async def test_short_parts_are_one_write() -> None:
     exchange.write_parts([b"a", b"b"])
     assert len(transport.pieces) == 1
     assert body_of(transport.sent) == b"ab"
+
+
+async def test_handlers_of_clients_that_leave_together_run_in_several_iterations() -> None:
+    now_s, left = 0.0, list[int]()
+    shared = InputTurns(lambda: now_s)
+
+    def leave(number: int) -> None:
+        nonlocal now_s
+        now_s += TURN_S / 2
+        left.append(number)
+
+    for number in range(5):
+        server, _, exchange = connected()
+        server.protocol.turns = shared
+        exchange.on_disconnect = partial(leave, number)
+        server.protocol.connection_lost(None)
+        assert exchange.disconnected, "nothing more is written for it"
+    assert left == [0, 1], "the others wait for a later iteration"
+    await turns(1)
+    assert left == [0, 1, 2, 3]
+    await turns(1)
+    assert left == [0, 1, 2, 3, 4]
