@@ -27,6 +27,10 @@ def traced(stack, index):
     return [line for line in lines_of(stack, index) if line.get("trace_id") == TRACE]
 
 
+def messages(stack, index):
+    return [line["message"] for line in traced(stack, index)]
+
+
 def test_released_worker_logs_the_trace_id_of_our_client():
     require_peer()
     variables = {"DYN_LOGGING_JSONL": "1", "DYN_LOG": "info"}
@@ -36,9 +40,12 @@ def test_released_worker_logs_the_trace_id_of_our_client():
         body = {"model": MODEL_NAME, "prompt": "hello", "max_tokens": 2}
         with closing(http.client.HTTPConnection(HOST, stack.port, timeout=10)) as connection:
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            assert connection.getresponse().status == 200
-        # Both write their last line after the response has ended.
-        wait_until(lambda: traced(stack, 0) and traced(stack, 1), "a log has no line of the trace")
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+            # Both write their last line after the response has ended.
+            wait_until(lambda: "request completed" in messages(stack, 0), "our log has no end of the request")
+            wait_until(lambda: messages(stack, 1), "the released worker's log has no line of the trace")
         our_output, theirs_output = traced(stack, 0), traced(stack, 1)
     assert [line["message"] for line in our_output] == ["request received", "http response sent", "request completed"]
     assert theirs_output
