@@ -63,7 +63,7 @@ class WorkerProcess:
                 await ending
         except ConfigError:
             raise
-        except Exception as error:  # Process boundary: an engine may raise any error; it is the exit status.
+        except Exception as error:  # Engines raise anything; the cause is logged and becomes the exit status.
             logger.exception("failed to start the worker")
             self._fail(error)
         finally:

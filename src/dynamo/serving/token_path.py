@@ -73,7 +73,7 @@ def python_write_waiting(waiting: Sequence[Choice], now_s: float) -> None:
                 answer.flush(choice, now_s)
                 continue
             answer.exchange.write_framed(frame, pieces[0] if len(pieces) == 1 else frame.separator.join(pieces))
-        except Exception as error:  # noqa: BLE001 - request boundary: one response fails with any error, the other streams of the turn are written
+        except Exception as error:  # noqa: BLE001 - request boundary: any failure ends this response only; the others are written
             answer.fail(error)
             continue
         state = answer.state
