@@ -112,9 +112,8 @@ async def test_kv_subscriber_finds_an_event_that_preceded_its_subscription(
     await harness.source.open()
     await harness.view.start()
     await until(lambda: harness.depth(10) == 1)
-    harness.source.holdings.apply(
-        harness.reported(2, stored(1, 2))
-    )  # Not received, and the worker has no later events.
+    lost = harness.reported(2, stored(1, 2))
+    harness.source.holdings.apply(lost)  # Not received, and the worker has no later events.
     await until(lambda: harness.depth(10, 20) == 2)
     assert harness.view.last_event_ids() == {(harness.worker.instance_id, 0): 2}
 

@@ -41,13 +41,13 @@ document.getElementById("theme").addEventListener("click", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(chosenTheme()));
 theme(chosenTheme());
 
-// Views: each module has `show(container, context, ...path)`, which returns a function that ends it.
-
 // Scrolls the navigation to a link. `scrollIntoView` would also move the place from which the Tab key starts, past the link to the content.
 function reveal(link) {
   const nav = link.parentElement.getBoundingClientRect(), own = link.getBoundingClientRect();
   link.parentElement.scrollLeft += Math.min(own.left - nav.left, Math.max(own.right - nav.right, 0));
 }
+
+// Views: each module has `show(container, context, ...path)`, which returns a function that ends it.
 
 function go(isFirst = false) {
   const [name, ...path] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
